@@ -43,13 +43,13 @@ def links_measured(topology: Topology, certificate: Certificate | None) -> Table
     measured = {link.name: link for link in certificate.links} if certificate else {}
     rows: list[Row] = []
     for link in topology.links:
-        found = measured.get(link.name)
-        if found is None or not found.directions:
+        link_certificate = measured.get(link.name)
+        if link_certificate is None or not link_certificate.directions:
             rows.append([link.name, format_delay(link.delay_s, 4), "-", "-", "-", "-", verdict("not measured")])
         elif len(topology.links) > MOST_LINKS:
-            rows.append(_in_one_line(link, found))
+            rows.append(_in_one_line(link, link_certificate))
         else:
-            rows += _line_by_line(found)
+            rows += _line_by_line(link_certificate)
     return table(_HEADS, rows, right=_RIGHT)
 
 
@@ -66,36 +66,43 @@ def refused(certificate: Certificate) -> Table:
     return table(_HEADS, rows, right=_RIGHT)
 
 
-def _line_by_line(found: LinkCertificate) -> Iterator[Row]:
-    for each in found.directions:
+def _line_by_line(link_certificate: LinkCertificate) -> Iterator[Row]:
+    for direction in link_certificate.directions:
         yield [
-            each.direction.replace(":", " → "),
-            format_delay(each.target_s, 4),
-            _error(each),
-            _jitter(each.check("jitter")),
-            _lost(each),
-            _rate([each]),
-            verdict(each.verdict),
+            direction.direction.replace(":", " → "),
+            format_delay(direction.target_s, 4),
+            _error(direction),
+            _jitter(direction.check("jitter")),
+            _lost(direction),
+            _rate([direction]),
+            verdict(direction.verdict),
         ]
-    if found.rtt is not None:
-        trip = found.rtt
+    if link_certificate.rtt is not None:
+        trip = link_certificate.rtt
         word = trip.verdict if trip.measured or not trip.ok else "not measured"
-        name = f"{found.name}, {'nodes' if _nodes(trip) else 'RTT'}"
+        name = f"{link_certificate.name}, {'nodes' if _nodes(trip) else 'RTT'}"
         yield [name, format_delay(trip.target_s, 4), _error(trip), "", "", "", verdict(word)]
 
 
-def _in_one_line(link: Link, found: LinkCertificate) -> Row:
-    both = found.directions
-    lost, sent = sum(each.lost for each in both), sum(each.probes for each in both)
-    jitter = max((it for each in both if (it := each.check("jitter"))), key=lambda it: it.measured or 0.0, default=None)
+def _in_one_line(link: Link, link_certificate: LinkCertificate) -> Row:
+    both = link_certificate.directions
+    lost, sent = sum(direction.lost for direction in both), sum(direction.probes for direction in both)
+    jitter = max(
+        (check for direction in both if (check := direction.check("jitter"))),
+        key=lambda check: check.measured or 0.0,
+        default=None,
+    )
     return [
         link.name,
         format_delay(link.delay_s, 4),
-        max((_error(each) for each in both), key=lambda it: abs(float(it.split()[0])) if it != "-" else -1.0),
+        max(
+            (_error(direction) for direction in both),
+            key=lambda error: abs(float(error.split()[0])) if error != "-" else -1.0,
+        ),
         _jitter(jitter),
         f"{lost} of {sent}",
         _rate(both),
-        verdict(found.verdict),
+        verdict(link_certificate.verdict),
     ]
 
 
@@ -120,9 +127,9 @@ def _lost(direction: DirectionCertificate) -> str:
 
 def _rate(directions: Sequence[DirectionCertificate]) -> str:
     """Return the lowest rate; without a rate check "unlimited", or "-" if nothing of the directions was measured."""
-    checks = [check for each in directions if (check := each.check("rate"))]
+    checks = [check for direction in directions if (check := direction.check("rate"))]
     if not checks:
-        return "unlimited" if any(each.measured for each in directions) else "-"
+        return "unlimited" if any(direction.measured for direction in directions) else "-"
     measured = [check.measured for check in checks if check.measured is not None]
     return format_rate(min(measured), 4) if measured else "-"
 
@@ -136,27 +143,27 @@ def footnote(certificate: Certificate, scale: float = 1.0) -> str:
 
     sentences = "".join(f"{textwrap.fill(line, WIDTH)}\n" for line in in_words.sentences(certificate, scale))
     around = "no path bypasses the fibers" if certificate.around_ok else certificate.around_why
-    took = "" if certificate.took_s is None else f", measured in {certificate.took_s:.1f} s"
+    duration = "" if certificate.took_s is None else f", measured in {certificate.took_s:.1f} s"
     checked = f"{LEGEND}\nChecked: {JUDGED}.\n{_meaning(certificate)}"
-    return f"{sentences}{checked}CPU {certificate.headroom.free:.0%} free{took}; {around}."
+    return f"{sentences}{checked}CPU {certificate.headroom.free:.0%} free{duration}; {around}."
 
 
 def _meaning(certificate: Certificate) -> str:
     """Say what the error is, and what was taken off the delays."""
-    directions = [each for link in certificate.links for each in link.directions]
+    directions = [direction for link in certificate.links for direction in link.directions]
     lines = []
-    if off := [each.taken_off_s for each in directions if each.taken_off_s]:
+    if off := [direction.taken_off_s for direction in directions if direction.taken_off_s]:
         rtts = [link.rtt.bare.median for link in certificate.links if link.rtt and link.rtt.bare and _nodes(link.rtt)]
         lines.append("error = measured median - target, from node to node.")
         if rtts:
             inside = format_delay(max(rtts), 3)
             lines.append(f"nodes = RTT from node to node - RTT inside a site ({inside}).")
-        low, high = (f"{it * 1e6:.1f}" for it in (min(off), max(off)))
+        low, high = (f"{off_s * 1e6:.1f}" for off_s in (min(off), max(off)))
         whose = (
             "all delays" if len(off) == len(directions) else f"the delays of {len(off)} of {len(directions)} directions"
         )
         lines.append(f"taken off {whose}: {low if low == high else f'{low} to {high}'} us (calibration).")
-    bare = [each.bare.median for each in directions if each.bare and each.between != "nodes"]
+    bare = [direction.bare.median for direction in directions if direction.bare and direction.between != "nodes"]
     if bare:
         what = "not calibrated: error" if off else "error"
         lines.append(f"{what} = measured median - target - baseline; jitter likewise.")
@@ -171,5 +178,5 @@ def _nodes(measured: DirectionCertificate | RoundTrip) -> bool:
 def notes(certificate: Certificate) -> Sequence[str]:
     """Return the first notes on what could not be determined; the noise of the host is in the footnote."""
     lines = [f"note: {note}" for note in certificate.notes if note != certificate.noise_note]
-    more = len(lines) - MOST_NOTES
-    return lines if more <= 0 else [*lines[:MOST_NOTES], f"note: {more} more; --json prints all notes"]
+    omitted = len(lines) - MOST_NOTES
+    return lines if omitted <= 0 else [*lines[:MOST_NOTES], f"note: {omitted} more; --json prints all notes"]

@@ -324,10 +324,10 @@ class Drawn(Quiet):
     def ended(self, how: HowEnded) -> None:
         name, detail = self._phase
         if name:
-            took = time.monotonic() - self._phase_began
+            took_s = time.monotonic() - self._phase_began
             line = Text(*_MARKS[how]).append(f"{name:<12}", style="default")
             word = "" if how == "done" else f"{how}{': ' if detail else ''}"
-            err().print(line.append(f"{took:6.2f} s  {word}{detail}", style="dim"))
+            err().print(line.append(f"{took_s:6.2f} s  {word}{detail}", style="dim"))
         self._phase = ("", "")
 
     def phase(self, name: str, detail: str = "") -> None:

@@ -344,7 +344,7 @@ def logs(
             console.show_line(line)
             empty = False
     except UnknownName as error:
-        if job is not None or what is None or what not in (known.id for known in target.jobs()):
+        if job is not None or what is None or what not in (lab_job.id for lab_job in target.jobs()):
             raise
         of_job = invocation.command("logs", *(("-l", lab) if lab else ()), "--job", what)
         raise UserError(f"{error}; for the output of job {what}: {of_job}") from error

@@ -149,7 +149,7 @@ def run(
 
     files = departures.Departures()
     names: dict[str, str] = {}
-    words = [*typed_words(context, marks, own_words, files, names)]
+    arguments = [*typed_words(context, marks, own_words, files, names)]
     size = files.size()
     transport = ssh_connection.connect(where)
     if files.sent:
@@ -168,7 +168,7 @@ def run(
         if "runs" in context.params and not context.params.get("detach"):
             ready.start()
         request = leashed_command.Request(
-            ["testbed", verb, *words],
+            ["testbed", verb, *arguments],
             _environment(client_words(where, names)),
             files.sent,
             reads_stdin,
@@ -316,20 +316,20 @@ def fetch(where: str, run: str, runs: Path | None) -> Path:
         transport.close()
 
 
-def forward(where: str, words: Sequence[str], port: int, ready: Callable[[str], None]) -> int:
+def forward(where: str, arguments: Sequence[str], port: int, ready: Callable[[str], None]) -> int:
     """Run a verb on another host that prints the URL of a port there, and forward a port here to that port, until the
     verb ends; return its exit status. ``ready`` is called with the URL here. Raises UserError, HostError."""
     from testbed.host.remote import forwarded_port
 
-    return forwarded_port.run(where, ["testbed", *words], _environment(client_words(where)), port, ready)
+    return forwarded_port.run(where, ["testbed", *arguments], _environment(client_words(where)), port, ready)
 
 
-def _environment(words: ClientWords) -> dict[str, str]:
+def _environment(client: ClientWords) -> dict[str, str]:
     from testbed.core.remote.client_words import VARIABLE as CLIENT_WORDS
 
     shown = {name: value for name in _ENVIRONMENT if (value := os.environ.get(name))}
     # A choice of that host's own does not lead on to a third one.
-    return {**shown, VARIABLE: "", CLIENT_WORDS: words.encoded()}
+    return {**shown, VARIABLE: "", CLIENT_WORDS: client.encoded()}
 
 
 def typed_words(

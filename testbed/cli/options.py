@@ -159,10 +159,10 @@ def strategy_words(ctx: typer.Context, incomplete: str) -> list[str]:
         from testbed.host import strategy_packages
 
         strategy_packages.register()
-        name, colon, rest = incomplete.partition(":")
+        name, colon, options_text = incomplete.partition(":")
         if not colon:
             return [strategy for strategy in BUILT if strategy.startswith(incomplete)]
-        *settings, key_begun = rest.split(",")
+        *settings, key_begun = options_text.split(",")
         written = {setting.partition("=")[0] for setting in settings}
         before = f"{name}:{''.join(f'{setting},' for setting in settings)}"
         keys = [option.name for option in BUILT[name].options if option.name not in written]

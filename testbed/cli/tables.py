@@ -30,7 +30,7 @@ _WORDS = {
         "not measurable on this host now",
     ),
 }  # fmt: skip
-_STYLES = {word: style for style, words in _WORDS.items() for word in words}
+_STYLES = {word: style for style, verdicts in _WORDS.items() for word in verdicts}
 
 
 def verdict(word: str) -> Text:

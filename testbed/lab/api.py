@@ -252,8 +252,8 @@ def predict(
             tcp=limits,
         )
     else:
-        found = load(topology) if isinstance(topology, str) else topology
-        job = workload_job.job_on(changed, found, rate_bps=rate_bps, delay_s=delay_s, library=costs, tcp=limits)
+        job_topology = load(topology) if isinstance(topology, str) else topology
+        job = workload_job.job_on(changed, job_topology, rate_bps=rate_bps, delay_s=delay_s, library=costs, tcp=limits)
     if ran and library is None:
         same = (job.twin.name, job.twin.values) == (ran.workload.strategy, ran.workload.options)
         job = job.but(quartiles=ran.quartiles, unattributed_s=ran.unattributed_s if same else 0.0)
@@ -289,12 +289,12 @@ def plan(
     """Return the Steps that :func:`up` would apply; ``str(step)`` is one line."""
     from testbed.core.plan import build
 
-    found = build.build(topology, agents=agents, emulator=emulator, observe=observe)
+    lab_plan = build.build(topology, agents=agents, emulator=emulator, observe=observe)
     if driver == "containerlab":
         from testbed.lab import containers
 
-        return containers.plan_of(topology, found, topology.name)
-    return found
+        return containers.plan_of(topology, lab_plan, topology.name)
+    return lab_plan
 
 
 def up(
@@ -313,9 +313,9 @@ def up(
     """Bring up a lab: build it, deploy its agents, certify its fibers. See :func:`testbed.lab.deploy.up`."""
     from testbed.lab import deploy
 
-    found = load(topology) if isinstance(topology, str) else topology
+    lab_topology = load(topology) if isinstance(topology, str) else topology
     return deploy.up(
-        found,
+        lab_topology,
         name=name,
         agents=agents,
         driver=driver,
@@ -395,8 +395,8 @@ def runs(root: Path | None = None) -> tuple[RunSummary, ...]:
     """Return all runs, the latest first: those in ``root``, else where runs are kept by default, and in ./runs."""
     from testbed.host.files import runs_folder, store
 
-    found = runs_folder.listed(begun=True) if root is None else store.list_runs(root.absolute(), begun=True)
-    return tuple(_summary(run_directory) for run_directory in found)
+    directories = runs_folder.listed(begun=True) if root is None else store.list_runs(root.absolute(), begun=True)
+    return tuple(_summary(run_directory) for run_directory in directories)
 
 
 def runs_searched() -> str:
@@ -448,10 +448,10 @@ def side_by_side(a: Path, b: Path, out: Path | None = None) -> tuple[SideBySide,
     from testbed.core.report.comparison.comparison import compare
     from testbed.host.files import comparisons, runs_folder
 
-    found = compare(*(comparisons.read_side(_chosen(run)) for run in (a, b)))
+    comparison = compare(*(comparisons.read_side(_chosen(run)) for run in (a, b)))
     if out is not None:
-        return found, comparisons.write_comparison(found, out)
-    return found, comparisons.keep_comparison(found, runs_folder.ready(need_bytes=0))
+        return comparison, comparisons.write_comparison(comparison, out)
+    return comparison, comparisons.keep_comparison(comparison, runs_folder.ready(need_bytes=0))
 
 
 def _chosen(run: Path | None) -> RunDirectory:

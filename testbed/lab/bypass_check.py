@@ -92,18 +92,18 @@ class _Bypass:
         others = [*self._nearby(), *self._over_management()]
         # A capture that lost packets makes strays and hides none, so a round without strays counts in any case.
         arrived, _ = self._round(others, [self._addressed(place) for place in wanted])
-        if said := self._confirmed(bypass.strays(self._topology, arrived)):
-            return said
+        if reason := self._confirmed(bypass.strays(self._topology, arrived)):
+            return reason
         attempts, until = _attempts(self._topology), time.monotonic() + RESOLVING_S
         while silent := bypass.silent_pairs(wanted, arrived):
             if attempts <= 0 and time.monotonic() > until:
                 break
             attempts -= 1
             repeats = AT_ONCE if len(silent) < MANY else 1  # many: their neighbours were not resolved yet
-            more, _ = self._round([], [self._addressed(place) for place in silent for _ in range(repeats)])
-            arrived += more
-            if said := self._confirmed(bypass.strays(self._topology, more)):
-                return said
+            arrived_again, _ = self._round([], [self._addressed(place) for place in silent for _ in range(repeats)])
+            arrived += arrived_again
+            if reason := self._confirmed(bypass.strays(self._topology, arrived_again)):
+                return reason
         return bypass.why_bypassed((), silent)
 
     def _confirmed(self, astray: Sequence[BypassProbe]) -> str:
@@ -111,9 +111,9 @@ class _Bypass:
 
         Only rounds whose capture saw everything accuse or acquit.
         """
-        told = 0
+        complete_rounds = 0
         for _ in range(MOST_ROUNDS):
-            if not astray or told == CONFIRMATIONS:
+            if not astray or complete_rounds == CONFIRMATIONS:
                 break
             # A few packets at a time: the first round may have overflowed the capture, which then saw no crossing.
             several = [place for place in astray for _ in range(AT_ONCE)]
@@ -122,8 +122,8 @@ class _Bypass:
                 [self._again(place) for place in several if place.sort == ADDRESSED],
             )
             if complete:
-                told, astray = told + 1, bypass.strays(self._topology, again)
-        if astray and not told:
+                complete_rounds, astray = complete_rounds + 1, bypass.strays(self._topology, again)
+        if astray and not complete_rounds:
             self.unmeasured = True
             return f"the capture in the plant lost packets, {MOST_ROUNDS} times of {MOST_ROUNDS}: {bypass.UNKNOWN}"
         return bypass.why_bypassed(astray, ())

@@ -115,16 +115,16 @@ class Capture:
 
     @property
     def packets(self) -> int:
-        return sum(it.packets for it in self.found)
+        return sum(fiber.packets for fiber in self.found)
 
     @property
     def dropped(self) -> int:
         """Packets that this process was too busy to take; they are missing in the file."""
-        return sum(it.dropped for it in self.found)
+        return sum(fiber.dropped for fiber in self.found)
 
     @property
     def super_packets(self) -> int:
-        return sum(it.super_packets for it in self.found)
+        return sum(fiber.super_packets for fiber in self.found)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Return whether the capture has ended, after ``timeout_s`` seconds at most.
@@ -147,17 +147,15 @@ class Capture:
         self._connection = self._undo.enter_context(client.Connection(self._lab))
         self._connection.keeper.hello()  # a lab without a keeper is not captured: what it applies is unknown
         self._rings: list[PacketRing] = []
-        for it in self.found:
-            netns = lab_nodes.netns(self._lab, it.gateway)
-            ring = PacketRing(netns, it.interface, outgoing=self.before, snaplen=self._snaplen)
+        for fiber in self.found:
+            netns = lab_nodes.netns(self._lab, fiber.gateway)
+            ring = PacketRing(netns, fiber.interface, outgoing=self.before, snaplen=self._snaplen)
             self._rings.append(self._undo.enter_context(contextlib.closing(ring)))
         self._began_ns = time.time_ns()
         self._out = self._undo.enter_context(contextlib.closing(CaptureFile(target)))
         self._out.write([pcapng.header(f"testbed {__version__}", self._comment(), self._interfaces())])
         self._out.write(())  # raises what the disk refused
-        self._connection.keeper.begin_capture(
-            directions=[gateway.direction for gateway in self.found], before=self.before
-        )
+        self._connection.keeper.begin_capture(directions=[fiber.direction for fiber in self.found], before=self.before)
 
     def _comment(self) -> str:
         apart_s = time.time() - time.monotonic()
@@ -171,8 +169,8 @@ class Capture:
     def _interfaces(self) -> tuple[pcapng.Interface, ...]:
         way = "sent into the fiber" if self.before else "received from the fiber"
         return tuple(
-            pcapng.Interface(f"{it.gateway}/{it.interface}", f"{it.direction}, {way}", snaplen=self._snaplen)
-            for it in self.found
+            pcapng.Interface(f"{fiber.gateway}/{fiber.interface}", f"{fiber.direction}, {way}", snaplen=self._snaplen)
+            for fiber in self.found
         )
 
     def _run(self) -> None:
@@ -209,10 +207,10 @@ class Capture:
                 return "stopped"
             if left_s <= 0:
                 return "time"
-            found = {descriptor for descriptor, _ in ready.poll(left_s * 1000)}
+            readable = {descriptor for descriptor, _ in ready.poll(left_s * 1000)}
             if not self._drain():
                 return "size"
-            if self._connection.fileno() in found:
+            if self._connection.fileno() in readable:
                 return "lab"  # nothing was asked: the keeper has ended
 
     def _drain(self, last: bool = False) -> bool:
@@ -240,8 +238,8 @@ class Capture:
         if self._most_bytes is None:
             return len(blocks)
         left = self._most_bytes - self._out.size - _STATISTICS_BYTES * len(self._rings)
-        for count, it in enumerate(blocks):
-            if (left := left - len(it.block)) < 0:
+        for count, packet in enumerate(blocks):
+            if (left := left - len(packet.block)) < 0:
                 return count
         return len(blocks)
 
@@ -249,14 +247,14 @@ class Capture:
         """Write packets, and count those that are in the file. Raises StorageError, ReaderEnded."""
         for start in range(0, len(blocks), _AT_ONCE):
             chunk = blocks[start : start + _AT_ONCE]
-            written = self._out.write([it.block for it in chunk])
-            for it in chunk[:written]:
-                found = self.found[it.number]
-                found.packets += 1
-                found.bytes += it.length
-                found.unchecked += it.unchecked
-                found.super_packets += it.length > self._largest[it.number]
-                found.largest_bytes = max(found.largest_bytes, it.length)
+            written = self._out.write([packet.block for packet in chunk])
+            for packet in chunk[:written]:
+                fiber = self.found[packet.number]
+                fiber.packets += 1
+                fiber.bytes += packet.length
+                fiber.unchecked += packet.unchecked
+                fiber.super_packets += packet.length > self._largest[packet.number]
+                fiber.largest_bytes = max(fiber.largest_bytes, packet.length)
             self.size = self._out.size
             if written < len(chunk):
                 self._out.write(())
@@ -272,16 +270,16 @@ class Capture:
         self._drain(last=True)
 
     def _count(self) -> None:
-        for ring, found in zip(self._rings, self.found, strict=True):
+        for ring, fiber in zip(self._rings, self.found, strict=True):
             ring.count()
-            found.dropped = ring.dropped
+            fiber.dropped = ring.dropped
 
     def _statistics(self) -> None:
         now_ns = time.time_ns()
         self._out.write(
             [
-                pcapng.statistics(number, self._began_ns, now_ns, it.received, it.dropped)
-                for number, it in enumerate(self._rings)
+                pcapng.statistics(number, self._began_ns, now_ns, ring.received, ring.dropped)
+                for number, ring in enumerate(self._rings)
             ]
         )
         self.size = self._out.size

@@ -99,8 +99,8 @@ def idle_nodes(lab: LabFolder, topology: Topology) -> dict[str, str]:
 def links_to_probe(lab: LabFolder, topology: Topology, nodes: Mapping[str, str], calibrated: bool) -> tuple[Link, ...]:
     """Return the links to measure from node to node: those that are ``calibrated``, or that are to be."""
     if calibrated:
-        known = client.keeper(lab).hello().get("taken_off_s", {})
-        links = [link for link in topology.links if known.keys() & set(link.directions)]
+        taken_off_s = client.keeper(lab).hello().get("taken_off_s", {})
+        links = [link for link in topology.links if taken_off_s.keys() & set(link.directions)]
     else:
         links = [link for link in topology.links if any(_targets([link]))]
     return tuple(link for link in links if nodes.keys() >= set(link.between))

@@ -290,7 +290,7 @@ def make_folder(name: str) -> LabFolder:
         state_now = _state_now(folder)
         raise NameTaken(
             f"lab {name} {state_now}; choose another --name, or: {lab_owner.or_down(folder)}"
-            if (found := lab_owner.owner(folder)) and found.mine
+            if (owner := lab_owner.owner(folder)) and owner.mine
             else f"lab {name} {state_now}; {lab_owner.or_down(folder)}; choose another --name"
         ) from error
     except OSError as error:
@@ -300,11 +300,11 @@ def make_folder(name: str) -> LabFolder:
 
 def _state_now(folder: LabFolder) -> str:
     try:
-        known = client.keeper(folder).hello()["state"]
+        state = client.keeper(folder).hello()["state"]
     except LabError:
         return "was left behind, or another process is building it or taking it down"
     return {"building": "is being built", "going": "is being taken down", "down": "is being taken down"}.get(
-        known, "is already up"
+        state, "is already up"
     )
 
 

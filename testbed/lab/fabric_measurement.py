@@ -114,7 +114,7 @@ def _ports(
     packet_log: PacketLog,
     tell: Tell,
 ) -> dict[str, list[FabricRate]]:
-    found: dict[str, list[FabricRate]] = {site.name: [] for site in sites}
+    rates: dict[str, list[FabricRate]] = {site.name: [] for site in sites}
     for turn in range(max(len(probe) for probe in probes.values())):
         waiting = {site.name: site for site in sites if turn < len(probes[site.name])}
         latest: dict[str, FabricRate] = {}
@@ -139,8 +139,8 @@ def _ports(
             if not waiting:
                 break
         for name, rate in latest.items():
-            found[name].append(rate)
-    return found
+            rates[name].append(rate)
+    return rates
 
 
 def _core(
@@ -154,13 +154,13 @@ def _core(
     skipped = fabric_queue.burst_bytes(site.core_bps) + len(probes) * fabric_queue.burst_bytes(site.fabric_bps)
     share_bps = site.core_bps / len(probes)
     trains = [_train(probe, _mtu(topology), share_bps, skipped / len(probes), train_s) for probe in probes]
-    if (longest := max(trains, key=lambda it: it.lasts_s)).lasts_s > LONGEST_TRAIN_S:
+    if (longest := max(trains, key=lambda train: train.lasts_s)).lasts_s > LONGEST_TRAIN_S:
         return [FabricRate("core", site.core_bps, note=_too_long(longest))]
     measured = FabricRate("core", site.core_bps)
     pairs: list[float] = []
     with ThreadPoolExecutor(len(trains), initializer=use_realtime_priority) as senders:  # each waits in `sendto`
         for _ in tries(tell):
-            passages = [it for some in senders.map(lambda train: send_trains([train]), trains) for it in some]
+            passages = [passage for sent in senders.map(lambda train: send_trains([train]), trains) for passage in sent]
             pairs += _pair_rates(passages, site.core_bps, skipped, packet_log.read())
             measured = _rate("core", site.core_bps, pairs, passages)
             if not measured.unmeasured:

@@ -238,14 +238,14 @@ class Measuring:
             wanted |= {"warming:inside": inside, "echo:inside": inside}
         if paths and (first := _over(paths[0].name)) not in self._jittered:
             wanted[f"warming:{first}"] = paths[0]
-        found: dict[str, Echo] = {}
+        echoes: dict[str, Echo] = {}
         try:
             for name, path in wanted.items():
                 echo = Echo(ProbePath(name, path.sender, path.source, path.receiver, path.destination, path.device))
-                found[name] = opened.enter_context(closing(echo))
+                echoes[name] = opened.enter_context(closing(echo))
         except HostError as error:
             return {}, f"RTT: {error}"
-        return found, ""
+        return echoes, ""
 
     def _delays(
         self, probes: Mapping[str, Probe], echoes: Mapping[str, Echo], across: Collection[str]
@@ -356,8 +356,8 @@ class Measuring:
             (lambda share: self._tell(f"full-sized packets: {share:.0%}")) if long else None,
         )
         return {
-            name: Stream(it.sent, it.arrived, it.sent_s, want.frame_s, it.wrong, it.missed)
-            for (name, want), it in zip(wants.items(), results, strict=True)
+            name: Stream(counts.sent, counts.arrived, counts.sent_s, want.frame_s, counts.wrong, counts.missed)
+            for (name, want), counts in zip(wants.items(), results, strict=True)
         }
 
     def _segmentation(self, direction: str) -> str:
@@ -391,8 +391,8 @@ def _in_turn(probers: Mapping[str, Prober], jittered: Collection[str]) -> dict[s
 
 def _over(name: str) -> str:
     """Return what a prober's packets cross: the name of a link, ``bare``, or ``inside``."""
-    sort, _, rest = name.partition(":")
-    return rest if sort in ("echo", "warming") else sort
+    sort, _, crossed = name.partition(":")
+    return crossed if sort in ("echo", "warming") else sort
 
 
 def _noise(paths: Sequence[_SmallPackets], log: HostLog) -> HostNoise:

@@ -81,12 +81,12 @@ class FiberStatus:
 def fibers(topology: Topology, target: str) -> tuple[str, ...]:
     """Return the directions of a link (``north``) or the direction itself (``north:west``). Raises UnknownName."""
     name, colon, toward = target.partition(":")
-    found = next((link for link in topology.links if link.name == name), None)
-    if found is None:
+    link = next((link for link in topology.links if link.name == name), None)
+    if link is None:
         raise UnknownName("link", name, [link.name for link in topology.links])
-    if colon and toward not in found.between:
-        raise UnknownName(f"end of link {name}", toward, found.between)
-    return tuple(direction for direction in found.directions if not toward or direction == f"{name}:{toward}")
+    if colon and toward not in link.between:
+        raise UnknownName(f"end of link {name}", toward, link.between)
+    return tuple(direction for direction in link.directions if not toward or direction == f"{name}:{toward}")
 
 
 def look(lab: LabFolder, topology: Topology, target: str) -> tuple[FiberStatus, ...]:
@@ -144,10 +144,12 @@ def _status(
         interface=topology.interfaces.of_link(name),
         ends=topology.interfaces.ends(name),
         dark_by=tuple(in_force["dark_by"]) if in_force else (),
-        values=tuple(FiberValue(it["key"], it["text"], tuple(it["by"])) for it in in_force["values"])
+        values=tuple(
+            FiberValue(setting["key"], setting["text"], tuple(setting["by"])) for setting in in_force["values"]
+        )
         if in_force
         else (),
-        masked=tuple((it["fault"], it["key"]) for it in in_force["masked"]) if in_force else (),
+        masked=tuple((mask["fault"], mask["key"]) for mask in in_force["masked"]) if in_force else (),
         impairment=impairment,
         taken_off_s=off_s,
         delay_s=_applied_s(impairment, off_s),

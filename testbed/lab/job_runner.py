@@ -155,7 +155,7 @@ def ignore_signals_but_sigterm() -> threading.Event:
 
 
 def _begin(lab: Lab, kind: str, arguments: dict[str, Any], notes: list[str]) -> RunningJob:
-    runs = Path(found) if (found := arguments.pop("runs", None)) else None
+    runs = Path(folder) if (folder := arguments.pop("runs", None)) else None
     if kind == "launch":
         return lab.launch(arguments.pop("argv"), directory=runs, note=notes.append, **arguments)
     if runs is not None:

@@ -78,7 +78,7 @@ def of(record: JobRecord) -> JobStatus:
     """Return a job with its figures; those that its records do not tell are None."""
     now = time.monotonic()
     ended_t = record["ended_t"]
-    found = JobStatus(
+    status = JobStatus(
         record["id"],
         record["kind"],
         record["what"],
@@ -91,7 +91,7 @@ def of(record: JobRecord) -> JobStatus:
         pid=record["pid"],
         detached=record["detached"],
     )
-    return with_figures(found, Path(record["run"]), now if ended_t is None else None) if record["run"] else found
+    return with_figures(status, Path(record["run"]), now if ended_t is None else None) if record["run"] else status
 
 
 def with_figures(job: JobStatus, run: Path, now: float | None) -> JobStatus:
@@ -158,8 +158,8 @@ def _steps(run: Path) -> int | None:
     for path, within in ((run / "run.json", "workload"), (run / "ranks" / "rank-0.jsonl", "")):
         with contextlib.suppress(OSError, ValueError, AttributeError, KeyError):
             text = path.read_text() if within else _read(path, FIRST_BYTES)[0].partition(b"\n")[0].decode()
-            found = json.loads(text)
-            if (steps := integer(found[within] if within else found, "steps")) is not None:
+            record = json.loads(text)
+            if (steps := integer(record[within] if within else record, "steps")) is not None:
                 return steps
     return None
 
@@ -167,8 +167,8 @@ def _steps(run: Path) -> int | None:
 def _ranks(run: Path) -> Iterator[list[Mapping[str, Any]]]:
     """Yield the latest records of each rank, in order."""
     with contextlib.suppress(OSError):
-        found = ((match, path) for path in (run / "ranks").iterdir() if (match := _RANK.fullmatch(path.name)))
-        for _, path in sorted(found, key=lambda it: int(it[0][1])):
+        matched_paths = ((match, path) for path in (run / "ranks").iterdir() if (match := _RANK.fullmatch(path.name)))
+        for _, path in sorted(matched_paths, key=lambda matched: int(matched[0][1])):
             yield _latest(path)
 
 
@@ -189,9 +189,9 @@ def _latest(path: Path) -> list[Mapping[str, Any]]:
     except OSError:
         return []
     lines = data.split(b"\n")[1 if torn else 0 : -1]  # neither the torn first one nor the last, still being written
-    found: list[Mapping[str, Any]] = []
+    records: list[Mapping[str, Any]] = []
     for line in lines:
         with contextlib.suppress(ValueError):
             if isinstance(record := json.loads(line), dict):
-                found.append(record)
-    return found
+                records.append(record)
+    return records

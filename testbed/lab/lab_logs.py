@@ -74,7 +74,7 @@ def _latest_run(lab: LabFolder) -> Path | None:
 
 def _run_of_older_version(lab: LabFolder) -> Path | None:
     """Return the latest run of a lab whose version recorded none: by its name, and begun since the lab is up."""
-    since = found.since_unix_s if (found := lab_owner.owner(lab)) is not None else 0.0
+    since = owner.since_unix_s if (owner := lab_owner.owner(lab)) is not None else 0.0
     # The name that open_run and RunDirectory.create give; metro-40km's runs must not match lab metro.
     name = re.compile(re.escape(lab.name) + r"-\d{8}-\d{6}(-\d+)?")
     with contextlib.suppress(StorageError, UserError):

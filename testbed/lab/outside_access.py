@@ -117,10 +117,10 @@ def ssh_config(lab: LabFolder, topology: Topology) -> str:
 
 
 def _tool(name: str, package: str) -> str:
-    found = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin")
-    if found is None:
+    path = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin")
+    if path is None:
         raise MissingTool(name, installation.apt(package))
-    return found
+    return path
 
 
 def _hosts(topology: Topology) -> str:

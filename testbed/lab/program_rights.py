@@ -65,35 +65,35 @@ def _refuse_command(user: ProgramUser | None, word: str, folder: Path, path: str
     path = program_user.search_path(user) if path is None else path
     if shutil.which(word, path=path) is not None:
         return
-    for found in (Path(folder_name) / word for folder_name in path.split(os.pathsep) if folder_name):
-        if _is_file(found):
-            _refuse_file(word, found)
+    for file in (Path(folder_name) / word for folder_name in path.split(os.pathsep) if folder_name):
+        if _is_file(file):
+            _refuse_file(word, file)
     raise CannotStart(f"command not found: {shown(word)}, in no folder of PATH={path}{_here(word, folder)}")
 
 
-def _refuse_file(word: str, found: Path) -> None:
-    """Raise CannotStart if ``found`` is no file, or one that nobody can execute."""
-    if not os.path.exists(found):  # noqa: PTH110 (Path.exists raises where a folder above cannot be entered)
+def _refuse_file(word: str, file: Path) -> None:
+    """Raise CannotStart if ``file`` is no file, or one that nobody can execute."""
+    if not os.path.exists(file):  # noqa: PTH110 (Path.exists raises where a folder above cannot be entered)
         raise CannotStart(f"command not found: {shown(word)}")
-    if not _is_file(found):
+    if not _is_file(file):
         raise CannotStart(f"command cannot be executed: {shown(word)} is not a file", 126)
-    if not found.stat().st_mode & 0o111:
-        make = f"chmod +x {shlex.quote(str(found))}"
+    if not file.stat().st_mode & 0o111:
+        make = f"chmod +x {shlex.quote(str(file))}"
         write = f"; or start it by its interpreter: python {shlex.quote(word)} …" if word.endswith(".py") else ""
         raise CannotStart(f"command cannot be executed: {shown(word)} has no permission for it ({make}){write}", 126)
-    with found.open("rb") as stream:
+    with file.open("rb") as stream:
         first = stream.read(_SHEBANG_BYTES).partition(b"\n")[0]
-    words = first[2:].split()
-    if first.startswith(b"#!") and words and not _is_file(interpreter := Path(words[0].decode(errors="replace"))):
+    shebang = first[2:].split()
+    if first.startswith(b"#!") and shebang and not _is_file(interpreter := Path(shebang[0].decode(errors="replace"))):
         raise CannotStart(f"command not found: {shown(str(interpreter))}, the interpreter in the first line of {word}")
 
 
 def refuse_unstartable_in_container(place: Place, argv: Sequence[str], folder: Path) -> None:
     """As :func:`refuse_unstartable`, of the files and the ``$PATH`` of a container. Raises HostError."""
-    found = place.output(["sh", "-c", _FIND, "sh", argv[0], str(folder)]).strip()
-    if found == "missing":
+    finding = place.output(["sh", "-c", _FIND, "sh", argv[0], str(folder)]).strip()
+    if finding == "missing":
         raise CannotStart(f"command not found in the containers' image: {shown(argv[0])}{_here(argv[0], folder)}")
-    if found == "barred":
+    if finding == "barred":
         raise CannotStart(f"command cannot be executed in containers: {shown(argv[0])}", 126)
 
 
@@ -154,8 +154,8 @@ def python_barred(user: ProgramUser) -> Path | None:
     wanted: list[tuple[Access, Path]] = [("x", executable.resolve()), ("x", executable)]
     folders = [sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")]
     for name in ("testbed_agents", "torch"):
-        found = importlib.util.find_spec(name)
-        folders += [] if found is None or found.origin is None else [str(Path(found.origin).parent)]
+        spec = importlib.util.find_spec(name)
+        folders += [] if spec is None or spec.origin is None else [str(Path(spec.origin).parent)]
     for folder in map(Path, folders):
         if folder.is_dir():
             wanted += [("r", folder), ("x", folder)]
@@ -260,14 +260,14 @@ def _as_root() -> str:
 
 def program_files(word: str, folder: Path) -> Iterable[Path]:
     """Yield the file of a command and, if it is a script, its interpreter."""
-    found = folder / word if "/" in word else Path(shutil.which(word) or "")
-    if not _is_file(found):
+    file = folder / word if "/" in word else Path(shutil.which(word) or "")
+    if not _is_file(file):
         return
-    yield found
-    with found.open("rb") as stream:
+    yield file
+    with file.open("rb") as stream:
         first = stream.read(_SHEBANG_BYTES).partition(b"\n")[0]
-    words = first[2:].split()
-    if first.startswith(b"#!") and words and _is_file(interpreter := Path(words[0].decode(errors="replace"))):
+    shebang = first[2:].split()
+    if first.startswith(b"#!") and shebang and _is_file(interpreter := Path(shebang[0].decode(errors="replace"))):
         yield interpreter
 
 

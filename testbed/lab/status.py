@@ -162,7 +162,7 @@ def recent_noise(connection: client.Connection, uptime_s: float) -> NoiseSummary
 
 
 @dataclass
-class _Found:
+class _KeeperAnswers:
     """The keeper's answers, as far as a possibly degraded lab gives them."""
 
     hello: HelloAnswer | None = None
@@ -200,11 +200,11 @@ def summary(lab: LabFolder) -> LabSummary:
     except (OSError, ValueError, KeyError, TypeError):
         pass  # bring-up died before it wrote the file
     try:
-        found = _ask(lab, GLANCE_S)
+        answers = _ask(lab, GLANCE_S)
     except LabError as error:  # it was taken down meanwhile
         return LabSummary(lab.name, topology, "degraded", since, nodes, (str(error),))
-    since = found.hello["since_unix_s"] if found.hello else since
-    return LabSummary(lab.name, topology, found.state, since, nodes, found.reasons)
+    since = answers.hello["since_unix_s"] if answers.hello else since
+    return LabSummary(lab.name, topology, answers.state, since, nodes, answers.reasons)
 
 
 def whole(lab: LabFolder) -> bool:
@@ -239,16 +239,16 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
     Raises LabError when the lab has been taken down in the meantime.
     """
     lab.refuse_gone()
-    found = _ask(lab)
-    carriers = _carriers(lab, topology, found)
+    answers = _ask(lab)
+    carriers = _carriers(lab, topology, answers)
     verdicts = {link.name: link.verdict for link in certificate.links} if certificate else {}
-    hello = found.hello
+    hello = answers.hello
     links = []
     for link in topology.links:
         directions = {
-            counters["direction"]: counters for counters in found.stats if counters["direction"] in link.directions
+            counters["direction"]: counters for counters in answers.stats if counters["direction"] in link.directions
         }
-        active = [fault for fault in found.active if link.name in fault["links"]]
+        active = [fault for fault in answers.active if link.name in fault["links"]]
         interface = topology.interfaces.of_link(link.name)
         links.append(
             LinkStatus(
@@ -257,13 +257,13 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
                 {site: carriers.get((topology.site(site).gateway, interface), False) for site in link.between},
                 verdicts.get(link.name, "not measured"),
                 tuple(fault["id"] for fault in active),
-                {name: it["packets"] for name, it in directions.items()},
+                {name: counters["packets"] for name, counters in directions.items()},
                 sum(sum(direction["drops"].values()) for direction in directions.values()),
                 (
                     *(f"{fault['id']} {fault['phase']}" for fault in active),
-                    *_protection(found.protection.get(link.name)),
+                    *_protection(answers.protection.get(link.name)),
                 ),
-                tuple(it for it in found.in_force if it["direction"] in link.directions),
+                tuple(direction for direction in answers.in_force if direction["direction"] in link.directions),
                 link.rate_bps,
                 full_scale.full_rate_bps(link.rate_bps, topology.scale),
                 interface,
@@ -272,29 +272,30 @@ def status(lab: LabFolder, topology: Topology, certificate: Certificate | None) 
         )
     return LabStatus(
         lab.name,
-        found.state,
-        found.reasons,
+        answers.state,
+        answers.reasons,
         topology.name,
         max(0.0, time.time() - (hello["since_unix_s"] if hello else _touched_unix_s(lab))),
         lab_nodes.driver(lab).name,
         hello["emulator"] if hello else "none",
         hello["scheduling"] if hello else "",
         tuple(links),
-        _ranks(lab, topology, found),
+        _ranks(lab, topology, answers),
         hello["prometheus"] if hello else "",
         tuple(hello["waits"]) if hello and "waits" in hello else (),
         topology.scale,
         tuple(_captured(capture_record) for capture_record in hello.get("captures", ())) if hello else (),
         tuple(_fabrics(topology, certificate)),
-        tuple(job_status.of(job) for job in found.jobs if job["ended_t"] is None),
+        tuple(job_status.of(job) for job in answers.jobs if job["ended_t"] is None),
         certificate is not None and certificate.noisy,
-        found.noise,
+        answers.noise,
     )
 
 
-def _captured(it: CaptureState) -> str:
-    where = "before" if it["before"] else "behind"
-    return f"{it['capture']}: packets of {', '.join(it['directions'])} are captured, {where} the fiber; this costs CPU"
+def _captured(capture_record: CaptureState) -> str:
+    where = "before" if capture_record["before"] else "behind"
+    directions = ", ".join(capture_record["directions"])
+    return f"{capture_record['capture']}: packets of {directions} are captured, {where} the fiber; this costs CPU"
 
 
 def _protection(state: str | None) -> tuple[str, ...]:
@@ -302,41 +303,41 @@ def _protection(state: str | None) -> tuple[str, ...]:
     return () if state in (None, "working") else ("on protection" if state == "protection" else state,)
 
 
-def _ask(lab: LabFolder, bound_s: float | None = None) -> _Found:
+def _ask(lab: LabFolder, bound_s: float | None = None) -> _KeeperAnswers:
     """Ask the keeper, and docker about containers. ``bound_s``: how long each may take, instead of its usual time."""
-    found = _Found()
+    answers = _KeeperAnswers()
     patience = () if bound_s is None else (bound_s,)
     try:
         with client.Connection(lab, *patience) as connection:
-            hello = found.hello = connection.keeper.hello()
-            found.stats = connection.keeper.stats()["directions"]
-            found.faults = connection.keeper.faults()
-            found.ranks = connection.keeper.ranks()
-            found.protection = connection.keeper.protection_states()
+            hello = answers.hello = connection.keeper.hello()
+            answers.stats = connection.keeper.stats()["directions"]
+            answers.faults = connection.keeper.faults()
+            answers.ranks = connection.keeper.ranks()
+            answers.protection = connection.keeper.protection_states()
     except LabError:
         if teardown.keeper_alive(lab, *patience):
-            found.why.append("the keeper is alive but does not answer")
+            answers.why.append("the keeper is alive but does not answer")
         else:
-            found.why += [*without_keeper(lab), *troubles_of_containers(lab, bound_s)]
-        return found
+            answers.why += [*without_keeper(lab), *troubles_of_containers(lab, bound_s)]
+        return answers
     if hello["emulator_died"]:
-        found.why.append(f"{FIBERS_DARK}; {lab_owner.or_down(lab)}")
+        answers.why.append(f"{FIBERS_DARK}; {lab_owner.or_down(lab)}")
     if hello["prometheus_ended"]:
-        found.why.append(f"Prometheus {hello['prometheus_ended']}: nothing scrapes the lab any more")
+        answers.why.append(f"Prometheus {hello['prometheus_ended']}: nothing scrapes the lab any more")
     with contextlib.suppress(LabError):  # an emulator that has just died
         with client.Connection(lab, *patience) as connection:
-            answer = connection.keeper.in_force()
-        found.in_force = answer["directions"]
-        found.why += [
-            f"the emulator differs from what is in force: {difference}" for difference in answer["differences"]
+            in_force = connection.keeper.in_force()
+        answers.in_force = in_force["directions"]
+        answers.why += [
+            f"the emulator differs from what is in force: {difference}" for difference in in_force["differences"]
         ]
     with contextlib.suppress(LabError), client.Connection(lab, *patience) as connection:  # as above
-        found.jobs = connection.keeper.jobs()
-        found.noise = recent_noise(connection, time.time() - hello["since_unix_s"])
-    found.why += [containerlab.dead(lab.name, node) for node in hello["dead_containers"]]
-    found.why += troubles_of_containers(lab, bound_s)
-    found.why += [f"rank {rank['rank']}: {rank['reason']}" for rank in found.ranks if rank["state"] == "gone"]
-    return found
+        answers.jobs = connection.keeper.jobs()
+        answers.noise = recent_noise(connection, time.time() - hello["since_unix_s"])
+    answers.why += [containerlab.dead(lab.name, node) for node in hello["dead_containers"]]
+    answers.why += troubles_of_containers(lab, bound_s)
+    answers.why += [f"rank {rank['rank']}: {rank['reason']}" for rank in answers.ranks if rank["state"] == "gone"]
+    return answers
 
 
 def troubles_of_containers(lab: LabFolder, bound_s: float | None = None) -> list[str]:
@@ -380,20 +381,20 @@ def without_keeper(lab: LabFolder) -> list[str]:
     return why
 
 
-def _carriers(lab: LabFolder, topology: Topology, found: _Found) -> dict[tuple[str, str], bool]:
+def _carriers(lab: LabFolder, topology: Topology, answers: _KeeperAnswers) -> dict[tuple[str, str], bool]:
     states: dict[tuple[str, str], bool] = {}
     for site in topology.sites:
         try:
             with netlink.Namespace(lab_nodes.netns(lab, site.gateway)) as space:
                 states |= {(site.gateway, name): up for name, up in space.carriers().items()}
         except HostError as error:
-            found.why.append(str(error))
+            answers.why.append(str(error))
     return states
 
 
-def _ranks(lab: LabFolder, topology: Topology, found: _Found) -> tuple[RankStatus, ...]:
+def _ranks(lab: LabFolder, topology: Topology, answers: _KeeperAnswers) -> tuple[RankStatus, ...]:
     """Ask all ranks at once; one that does not answer in time has neither step nor train_loss."""
-    targets = {rank["rank"]: (rank["metrics"][0], rank["metrics"][1]) for rank in found.ranks}
+    targets = {rank["rank"]: (rank["metrics"][0], rank["metrics"][1]) for rank in answers.ranks}
     try:
         scraped = namespace.inside(
             lab_nodes.netns(lab, MANAGEMENT), lambda: scrape_all(targets, SCRAPE_BOUND_S, (STEP, TRAIN_LOSS))
@@ -404,23 +405,23 @@ def _ranks(lab: LabFolder, topology: Topology, found: _Found) -> tuple[RankStatu
         _rank(
             rank,
             scraped[rank["rank"]].values if rank["rank"] in scraped else {},
-            [fault for fault in found.active if rank["node"] in fault["nodes"]],
+            [fault for fault in answers.active if rank["node"] in fault["nodes"]],
             topology.interfaces.port(rank["site"], rank["node"]),
         )
-        for rank in found.ranks
+        for rank in answers.ranks
     )
 
 
-def _rank(it: RankState, values: Mapping[str, float], active: Sequence[FaultRecord], port: str) -> RankStatus:
+def _rank(rank: RankState, values: Mapping[str, float], active: Sequence[FaultRecord], port: str) -> RankStatus:
     def value(name: str) -> float | None:
         return next((v for series, v in values.items() if series.partition("{")[0] == name and v == v), None)
 
     step = value(STEP) or None  # a waiting rank has neither step nor train_loss
     return RankStatus(
-        it["rank"],
-        it["node"],
-        it["site"],
-        it["state"],
+        rank["rank"],
+        rank["node"],
+        rank["site"],
+        rank["state"],
         None if step is None else int(step),
         None if step is None else value(TRAIN_LOSS),
         tuple(fault["id"] for fault in active),

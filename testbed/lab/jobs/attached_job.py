@@ -39,7 +39,7 @@ def _ranks(run: Path, topology: Topology, what: str) -> list[int]:
     nodes = list(topology.node_names)
     try:
         members = json.loads((run / "run.json").read_text())["workload"]["members"]
-        nodes = [str(member["node"]) for member in sorted(members, key=lambda it: it["rank"])]
+        nodes = [str(member["node"]) for member in sorted(members, key=lambda member: member["rank"])]
     except (OSError, ValueError, KeyError, TypeError):
         pass  # a job of the agents, which has one rank on each node
     if what in nodes:
@@ -105,8 +105,8 @@ class AttachedJob(RunningJob):
             return None
         if tails[0].last["kind"] == "step":  # of the agents: each rank records its own
             return float(sum(tail.last["tokens"] for tail in tails))
-        known = (tail for tail in tails if tail.before is not None and tail.step > tail.before)
-        return next((tail.last["tokens"] / (tail.step - (tail.before or 0)) for tail in known), None)
+        measurable_tails = (tail for tail in tails if tail.before is not None and tail.step > tail.before)
+        return next((tail.last["tokens"] / (tail.step - (tail.before or 0)) for tail in measurable_tails), None)
 
     def ranks_up(self, agents: Sequence[RankState]) -> int:
         if self.over():
@@ -189,7 +189,7 @@ class AttachedJob(RunningJob):
             for path in (self.run / "ranks").glob("rank-*.jsonl"):
                 if re.fullmatch(r"rank-\d+\.jsonl", path.name) and path not in self._tails:
                     self._tails[path] = StepTail(path)
-        tails = [self._tails[path] for path in sorted(self._tails, key=lambda it: int(it.stem.partition("-")[2]))]
+        tails = [self._tails[path] for path in sorted(self._tails, key=lambda path: int(path.stem.partition("-")[2]))]
         for tail in tails:
             tail.read()
         return tails

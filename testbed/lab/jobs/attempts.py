@@ -347,7 +347,7 @@ def _why(ranks: Sequence[RankState]) -> str:
     if not bad:
         return ""
     # The cause is a rank that is gone, or else the first that ended; its peers' broken connections are the effect.
-    worst = min(bad, key=lambda it: (it["state"] != "gone", it["ended_t"] or 0.0))
+    worst = min(bad, key=lambda rank: (rank["state"] != "gone", rank["ended_t"] or 0.0))
     return f"rank {worst['rank']} on {worst['node']} {worst['state']}: {worst['reason']}"
 
 
@@ -372,8 +372,8 @@ def _connected(topology: Topology, sites: set[str], dark: frozenset[str]) -> boo
     reached, grown = {min(sites)} if sites else set(), True
     while grown:
         lit = [{*link.between} for link in topology.links if link.name not in dark]
-        more = reached.union(*(ends for ends in lit if ends & reached))
-        reached, grown = more, more != reached
+        widened = reached.union(*(ends for ends in lit if ends & reached))
+        reached, grown = widened, widened != reached
     return sites <= reached
 
 

@@ -67,17 +67,17 @@ def find(lab: LabFolder, user: ProgramUser | None, command: Sequence[str], folde
     place = lab_nodes.place(lab, MANAGEMENT, job=True, user=user)
     output = place.output(["sh", "-c", _LOOK, "sh", *([mpiexec] if mpiexec else _NAMES)], folder)
     lines = [line.partition("\t") for line in output.splitlines()]
-    found = [launcher for path, _, version in lines if (launcher := mpi_launch.recognize(path, version))]
-    if mpiexec and not found:
+    launchers = [launcher for path, _, version in lines if (launcher := mpi_launch.recognize(path, version))]
+    if mpiexec and not launchers:
         raise UserError(f"--mpiexec {mpiexec}: expected the mpiexec of MPICH or Open MPI, which programs can run")
     wanted = None if mpiexec else _linked(command[0], folder)
-    if chosen := mpi_launch.choose(found, wanted):
+    if chosen := mpi_launch.choose(launchers, wanted):
         return chosen
     package = "openmpi-bin" if wanted == "openmpi" else "mpich"
-    if wanted and found:
+    if wanted and launchers:
         raise UserError(
             f"{command[0]} is linked with {'Open MPI' if wanted == 'openmpi' else 'MPICH'}, but mpiexec is of"
-            f" {found[0].version}; install the other's ({installation.apt(package)}), or name one with --mpiexec"
+            f" {launchers[0].version}; install the other's ({installation.apt(package)}), or name one with --mpiexec"
         )
     raise MissingTool("mpiexec", installation.apt(package))
 
@@ -131,11 +131,11 @@ class MpiRanks:
         places: Mapping[str, Place],
         command: Sequence[str],
         environments: Mapping[int, Mapping[str, str]],
-        found: Found,
+        mpiexec: Found,
         user: ProgramUser | None,
         folder: Path,
     ) -> None:
-        self._user, self.version = user, found.version
+        self._user, self.version = user, mpiexec.version
         self._folder = Path(tempfile.mkdtemp(prefix="mpi-", dir=scratch.of_lab(lab)))
         self._folder.chmod(0o711)
         self._writers: list[int] = []
@@ -146,10 +146,10 @@ class MpiRanks:
             self.launcher = start_mpiexec(
                 lab,
                 topology,
-                Mpiexec(found.mpi, str(Path(found.path).parent), found.path),
+                Mpiexec(mpiexec.mpi, str(Path(mpiexec.path).parent), mpiexec.path),
                 {**places, MANAGEMENT: lab_nodes.place(lab, MANAGEMENT, job=True, user=user)},
                 [str(self._begin()), *command],
-                shared_variables(environments.values()) | mpi_launch.variables(found.mpi, FABRIC_INTERFACE),
+                shared_variables(environments.values()) | mpi_launch.variables(mpiexec.mpi, FABRIC_INTERFACE),
                 files=self._folder,
                 working=folder,
                 owner=self._owner(),

@@ -62,10 +62,10 @@ def why_shared(
         if _lies_there(path):
             return f"the program, its interpreter or its Python environment lies in it ({path})"
     for number, word in enumerate(command[1:], 1):
-        if found := _names(word, folder):
-            return f"argument {number} names a path in it ({found})"
+        if mention := _names(word, folder):
+            return f"argument {number} names a path in it ({mention})"
     session = {key for key in inherited if key in _OF_THE_SESSION or key.startswith(_EDITORS)}
-    for key, value in {**{key: it for key, it in inherited.items() if key not in session}, **given}.items():
+    for key, value in {**{key: text for key, text in inherited.items() if key not in session}, **given}.items():
         if any(_names(part, None) for part in (value, *value.split(os.pathsep))):
             return f"the variable {key} names a path in it"
     return ""
@@ -85,12 +85,12 @@ def _below(path: str, top: str) -> bool:
 
 def _names(word: str, folder: Path | None) -> str:
     """Return the path in /tmp that a word has, or is; empty if there is none. ``folder``: of relative paths."""
-    if found := _MENTIONED.search(word):
-        return found[0]
-    values = (word.partition("=")[2], word[2:]) if word.startswith("-") else (word,)  # --out=/x, -o/x
-    for it in values:
-        if it and "\0" not in it and (it.startswith("/") or folder is not None):
-            path = Path(folder or "/", it)
+    if mention := _MENTIONED.search(word):
+        return mention[0]
+    paths = (word.partition("=")[2], word[2:]) if word.startswith("-") else (word,)  # --out=/x, -o/x
+    for written_path in paths:
+        if written_path and "\0" not in written_path and (written_path.startswith("/") or folder is not None):
+            path = Path(folder or "/", written_path)
             if _lies_there(path):
                 return str(path)
     return ""

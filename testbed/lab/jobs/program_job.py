@@ -158,10 +158,10 @@ class ProgramJob(RunningJob):
             return self._limits.exceeded
         if self._broken:
             return f"the output could not be shown any more: {self._broken[0]}"
-        said = launched_end.sentence(self._final or self._ended([*self._ends.so_far]))
-        if not said and self._mpi is not None and self._mpi.status:
-            said = f"mpiexec ended with status {self._mpi.status}"
-        return f"{said}; {self._shortage}" if said and self._shortage else said
+        sentence = launched_end.sentence(self._final or self._ended([*self._ends.so_far]))
+        if not sentence and self._mpi is not None and self._mpi.status:
+            sentence = f"mpiexec ended with status {self._mpi.status}"
+        return f"{sentence}; {self._shortage}" if sentence and self._shortage else sentence
 
     def failed(self) -> TestbedError:
         return self._error or JobFailed(self.failure())
@@ -311,10 +311,10 @@ class ProgramJob(RunningJob):
 
     def _described(self) -> dict[str, Any]:
         members = [member.to_dict() for member in self.members]
-        more = {"progress_unread": self._unread} if self._unread else {}
+        observed = {"progress_unread": self._unread} if self._unread else {}
         if self._mpi is not None:
-            more["mpi"] = self._mpi.version
-        return {**self.workload.to_dict(), "members": members, "scratch": self._scratch.to_dict(), **more}
+            observed["mpi"] = self._mpi.version
+        return {**self.workload.to_dict(), "members": members, "scratch": self._scratch.to_dict(), **observed}
 
     def _places(self) -> Places:
         return Places(
@@ -339,8 +339,8 @@ class ProgramJob(RunningJob):
         own |= reporting.variables(self._contained, self._python, theirs, self._stdbuf)
         own |= {key: value for key, value in self.workload.environment.items() if key != "PYTHONPATH"}
         if self.workload.start == "per-node":
-            each = self.workload.ranks_per_node
-            return rank_environment.of_node(self._topology, self.members, member, self._port, each, own)
+            ranks_per_node = self.workload.ranks_per_node
+            return rank_environment.of_node(self._topology, self.members, member, self._port, ranks_per_node, own)
         return rank_environment.variables(self._topology, self.members, member, self._port, own)
 
     def _start_rank(self, member: Member) -> None:
@@ -364,13 +364,13 @@ class ProgramJob(RunningJob):
         folder = self._scratch.working
         places = {member.node: self._scratch.place(member.node) for member in self.members}
         client.keeper(self._lab).share_folder(folder=str(folder), management=True)
-        found = mpi_ranks.find(self._lab, self._user, self.workload.command, folder, self.workload.mpiexec)
-        if caution := mpi_launch.caution(found):
+        mpiexec = mpi_ranks.find(self._lab, self._user, self.workload.command, folder, self.workload.mpiexec)
+        if caution := mpi_launch.caution(mpiexec):
             self._tell(f"[mpiexec] note: {caution}")
         environments = {member.rank: self._variables(member, places[member.node]) for member in self.members}
         began_t = time.monotonic()
         self._mpi = MpiRanks(
-            self._lab, self._topology, places, self.workload.command, environments, found, self._user,
+            self._lab, self._topology, places, self.workload.command, environments, mpiexec, self._user,
             folder,
         )  # fmt: skip
         self._signals.children[0] = self._mpi.launcher

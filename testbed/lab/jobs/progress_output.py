@@ -49,7 +49,7 @@ class ProgressRecords:
         """Record what the program said, in one write; never raises: an error is in :attr:`error`."""
         with self._lock:
             made = [self._counter.take(t, values) for t, values in readings]
-            records = [it for it in made if it is not None]
+            records = [record for record in made if record is not None]
             if not records or self.error or self._closed:
                 return
             try:
@@ -76,14 +76,14 @@ class ProgressRecords:
         self.lines += len(records)
 
     def _job(self) -> dict[str, object]:
-        it = self._member
+        member = self._member
         return {
             "kind": "job",
             "t": self.began_t,
-            "rank": it.rank,
+            "rank": member.rank,
             "world_size": self._world_size,
-            "node": it.node,
-            "site": it.site,
+            "node": member.node,
+            "site": member.site,
             "attempt": 1,
         }
 
@@ -113,29 +113,29 @@ class ProgressOutput:
         with self._lock:
             if (parser := self._parser) is None:
                 return
-            found, slow = _read(parser, lines)
+            readings, slow = _read(parser, lines)
             if slow:
                 self._parser = None
                 self._warn(f"{slow}; no further lines are read")
-        self._records.take(found)
+        self._records.take(readings)
 
 
 def _read(parser: LineParser, lines: Sequence[tuple[float, str]]) -> tuple[list[Reading], str]:
     """Return what lines say, and why the rest of them was not read; empty if all were."""
     began_s = time.thread_time()
-    found: list[Reading] = []
+    readings: list[Reading] = []
     for number, (t, text) in enumerate(lines, 1):
         tried_s = time.thread_time()
         for _ in parser.tries(text):
             before_s, tried_s = tried_s, time.thread_time()
             if tried_s - before_s > LONGEST_TRY_S:
-                return found, f"the pattern of progress takes too long on the line {shown(text)}"
-        if (said := parser.read(text)) is not None:
-            found.append((t, said))
+                return readings, f"the pattern of progress takes too long on the line {shown(text)}"
+        if (values := parser.read(text)) is not None:
+            readings.append((t, values))
         if (took_s := time.thread_time() - began_s) > LONGEST_S:
             longest = max((text for _, text in lines[:number]), key=len)
-            return found, f"the pattern of progress took {took_s:.1f} s on {number} lines, such as {shown(longest)}"
-    return found, ""
+            return readings, f"the pattern of progress took {took_s:.1f} s on {number} lines, such as {shown(longest)}"
+    return readings, ""
 
 
 class StreamLines:

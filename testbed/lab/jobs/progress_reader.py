@@ -61,9 +61,9 @@ class TableFile:
             self._exists = True
             if grown.anew:
                 self._reader = CsvReader(self._file)
-            for unix_s, found in self._reader.read(grown.data):
+            for unix_s, values in self._reader.read(grown.data):
                 t = grown.t if unix_s is None else monotonic(unix_s)
-                yield max(self._began_t, min(t, time.monotonic())), found
+                yield max(self._began_t, min(t, time.monotonic())), values
             if not grown.more or not last or time.monotonic() >= until_t:
                 return
 
@@ -99,8 +99,8 @@ class CallFile:
         while (grown := self._tail.read()) is not None:
             if grown.anew:
                 self._reader = CallReader()
-            for t, found in self._reader.read(grown.data):
-                yield max(self._began_t, min(grown.t if t is None else t, time.monotonic())), found
+            for t, values in self._reader.read(grown.data):
+                yield max(self._began_t, min(grown.t if t is None else t, time.monotonic())), values
             if not grown.more or not last or time.monotonic() >= until_t:
                 return
 
@@ -118,12 +118,12 @@ def numbers(endpoint: Endpoint, values: Mapping[str, float]) -> dict[str, float]
     A name alone stands for its only series; where it has several, it is left out. So is what is no finite number, as a
     gauge that was never set may be.
     """
-    found: dict[str, float] = {}
+    by_field: dict[str, float] = {}
     for field, name in endpoint.sources.by_field().items():
-        series = [name] if name in values else [it for it in values if it.partition("{")[0] == name]
+        series = [name] if name in values else [labelled for labelled in values if labelled.partition("{")[0] == name]
         if len(series) == 1 and math.isfinite(values[series[0]]):
-            found[field] = values[series[0]]
-    return found
+            by_field[field] = values[series[0]]
+    return by_field
 
 
 class EndpointReader:
@@ -138,7 +138,7 @@ class EndpointReader:
     ) -> None:
         self._netns, self._endpoint, self._take = netns, endpoint, take
         self._targets = {member.rank: (_LOOPBACK, endpoint.port + member.local_rank) for member in members}
-        self._names = frozenset(it.partition("{")[0] for it in endpoint.sources.by_field().values())
+        self._names = frozenset(name.partition("{")[0] for name in endpoint.sources.by_field().values())
         self.answered = False
 
     def run(self, stop: threading.Event) -> None:
@@ -147,10 +147,10 @@ class EndpointReader:
         due_t = time.monotonic()
         while not stop.is_set():
             for rank, scraped in scrape_all(self._targets, BOUND_S, self._names).items():
-                found = numbers(self._endpoint, scraped.values)
-                if "step" in found:
+                values = numbers(self._endpoint, scraped.values)
+                if "step" in values:
                     self.answered = True
-                    self._take(rank, scraped.t, found)
+                    self._take(rank, scraped.t, values)
             due_t = max(due_t + INTERVAL_S, time.monotonic())
             stop.wait(due_t - time.monotonic())
 
@@ -177,11 +177,11 @@ class Places:
         """Return (folder that exists, path below it) of a path as users write it for ``progress:``."""
         named = {"rank": member.rank, "local_rank": member.local_rank, "node": member.node, "site": member.site}
         full = path.format_map(named)
-        first, _, rest = full.partition("/")
+        first, _, below = full.partition("/")
         if first == "$TESTBED_FOLDER":
-            return self.of_rank(member), rest
+            return self.of_rank(member), below
         if first == "$TESTBED_SCRATCH":
-            return self.scratch(member), rest
+            return self.scratch(member), below
         return self.folder, full
 
 
@@ -197,8 +197,10 @@ class ProgressReader:
         self._asked = progress is not None
         self._progress: Progress = Calls() if progress is None else progress
         self._members, self._places, self._warn = members, places, warn
-        told = self._progress.tokens_per_step
-        self._records = {member.rank: ProgressRecords(places.run, member, len(members), told) for member in members}
+        tokens_per_step = self._progress.tokens_per_step
+        self._records = {
+            member.rank: ProgressRecords(places.run, member, len(members), tokens_per_step) for member in members
+        }
         lines = self._progress if isinstance(self._progress, LinePattern) else None
         self._outputs = {
             member.rank: ProgressOutput(lines, self._records[member.rank], self._warn_once)
@@ -291,24 +293,24 @@ class ProgressReader:
 
     def _files(self, t: float) -> dict[int, FileSource]:
         """Return the files to read, by the rank that their steps count as: of a shared one, the first that has it."""
-        found: dict[int, FileSource] = {}
-        known: set[tuple[Path, str]] = set()
+        sources: dict[int, FileSource] = {}
+        places: set[tuple[Path, str]] = set()
         for member in self._members:
             match self._progress:
                 case Calls():
-                    found[member.rank] = CallFile(self._places.of_rank(member), _CALLS, t)
+                    sources[member.rank] = CallFile(self._places.of_rank(member), _CALLS, t)
                 case CsvFile(path=path) | EventFiles(path=path):
                     place = self._places.resolve(path, member)
-                    if place in known:
+                    if place in places:
                         continue
-                    known.add(place)
+                    places.add(place)
                     if isinstance(self._progress, CsvFile):
-                        found[member.rank] = TableFile(*place, self._progress, t)
+                        sources[member.rank] = TableFile(*place, self._progress, t)
                     else:
-                        found[member.rank] = EventSource(*place, self._progress, t)
+                        sources[member.rank] = EventSource(*place, self._progress, t)
                 case _:
                     return {}
-        return found
+        return sources
 
     def _scrapers(self, endpoint: Endpoint) -> Iterable[EndpointReader]:
         by_node: dict[str, list[Member]] = {}

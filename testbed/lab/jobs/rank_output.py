@@ -77,7 +77,7 @@ class _Copy:
                     stream_lines.quiet()
                 ready = poll.poll()
             for stream in [
-                stream for stream in self._rest if any(stream == found for found, _ in ready)
+                stream for stream in self._rest if any(stream == readable for readable, _ in ready)
             ]:  # stdout first
                 if not self._read(stream):
                     poll.unregister(stream)
@@ -88,13 +88,13 @@ class _Copy:
         data, progress = os.read(stream, _READ_BYTES), self._progress[stream]
         if progress is not None:
             progress.feed(time.monotonic(), data)
-        whole, end, rest = (self._rest[stream] + data).rpartition(b"\n")
+        whole, end, unfinished = (self._rest[stream] + data).rpartition(b"\n")
         if end:
             self._pass_on(stream, whole + end)
-        if rest and (not data or len(rest) >= _LONGEST_BYTES):
-            self._pass_on(stream, rest)
-            rest = b""
-        self._rest[stream] = rest
+        if unfinished and (not data or len(unfinished) >= _LONGEST_BYTES):
+            self._pass_on(stream, unfinished)
+            unfinished = b""
+        self._rest[stream] = unfinished
         if not data and progress is not None:
             progress.end()
         return bool(data)

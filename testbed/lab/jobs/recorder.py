@@ -71,11 +71,13 @@ class RankScraper:
             last = stop.wait(due_t - time.monotonic())
 
     def _scrape(self) -> None:
-        found = scrape_all(self._targets, BOUND_S, _NAMES)
-        samples = {rank: RankSample.from_series(it.t, rank, it.values, it.why) for rank, it in found.items()}
+        scrapes = scrape_all(self._targets, BOUND_S, _NAMES)
+        samples = {
+            rank: RankSample.from_series(scrape.t, rank, scrape.values, scrape.why) for rank, scrape in scrapes.items()
+        }
         for sample in samples.values():
             self._write(sample.to_dict())
-        self.tokens_per_s = sum(_tokens_per_s(self._before.get(rank), it) for rank, it in samples.items())
+        self.tokens_per_s = sum(_tokens_per_s(self._before.get(rank), sample) for rank, sample in samples.items())
         self._before = samples
 
 

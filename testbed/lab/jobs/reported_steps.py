@@ -36,8 +36,8 @@ class StepTail:
     def take(self) -> list[Mapping[str, Any]]:
         """Read, and return the records of a program's steps since the last time."""
         self.read()
-        found, self.fresh = self.fresh, []
-        return found
+        records, self.fresh = self.fresh, []
+        return records
 
     def read(self) -> None:
         """Read what was written since the last call."""
@@ -87,12 +87,12 @@ class ReportedSteps:
     def step(self) -> int:
         """The latest step that counts, by the definition of reports (``core/analysis/program_steps.py``)."""
         with self._reading:
-            found = [
+            pairs = [
                 (ProgressRecord.from_dict(line), member.rank)
                 for member, tail in zip(self._members, self._tails, strict=True)
                 for line in tail.take()
             ]
-            for record, rank in sorted(found, key=lambda it: it[0].t):
+            for record, rank in sorted(pairs, key=lambda pair: pair[0].t):
                 if (counted := self._merge.take(rank, record)) is not None:
                     self._step = counted.step
             return self._step

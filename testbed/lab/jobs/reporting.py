@@ -36,10 +36,10 @@ _IN_IMAGE: Final = "/opt/testbed/agents"
 
 def source() -> bytes:
     """Return the file that programs find as the module ``testbed_agents``. Raises HostError."""
-    found = importlib.util.find_spec("testbed_agents")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("testbed_agents")
+    if spec is None or spec.origin is None:
         raise HostError("the package testbed_agents is not installed; reinstall scale-across-testbed")
-    path = Path(found.origin).with_name("progress_calls.py")
+    path = Path(spec.origin).with_name("progress_calls.py")
     try:
         return path.read_bytes()
     except OSError as error:
@@ -57,14 +57,14 @@ def variables(contained: bool, module: Path, theirs: Mapping[str, str], library:
     ``module``: the file that it finds as ``testbed_agents``; images have it already. ``library``: see :func:`stdbuf`.
     What PYTHONPATH and LD_PRELOAD have stays first: nothing is hidden by what is added.
     """
-    found = {"PYTHONUNBUFFERED": "1", "GFORTRAN_UNBUFFERED_PRECONNECTED": "y"}
+    environment = {"PYTHONUNBUFFERED": "1", "GFORTRAN_UNBUFFERED_PRECONNECTED": "y"}
     if library:
-        found |= {"LD_PRELOAD": _joined(theirs.get("LD_PRELOAD", ""), library), "_STDBUF_O": "L"}
+        environment |= {"LD_PRELOAD": _joined(theirs.get("LD_PRELOAD", ""), library), "_STDBUF_O": "L"}
     python_path = theirs.get("PYTHONPATH", "")
     if python_path or not contained:
-        found["PYTHONPATH"] = _joined(python_path, _IN_IMAGE if contained else str(module.parent))
-    return found
+        environment["PYTHONPATH"] = _joined(python_path, _IN_IMAGE if contained else str(module.parent))
+    return environment
 
 
-def _joined(before: str, more: str) -> str:
-    return f"{before}:{more}" if before else more
+def _joined(before: str, addition: str) -> str:
+    return f"{before}:{addition}" if before else addition

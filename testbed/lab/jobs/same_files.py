@@ -64,15 +64,15 @@ class SameFiles:
                 self._written.setdefault(path, set()).add(node)
 
 
-def describe(found: dict[str, list[str]]) -> str:
+def describe(nodes_by_file: dict[str, list[str]]) -> str:
     """Return in one sentence which files several nodes wrote; empty if there are none."""
-    if not found:
+    if not nodes_by_file:
         return ""
     # The program chose the names: what is no text must not reach the terminal.
-    named = {path if path.isprintable() else shown(path): nodes for path, nodes in list(found.items())[:_SHOWN]}
+    named = {path if path.isprintable() else shown(path): nodes for path, nodes in list(nodes_by_file.items())[:_SHOWN]}
     listed = [f"{path} ({', '.join(nodes)})" for path, nodes in named.items()]
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    omitted = f" and {len(nodes_by_file) - _SHOWN} more" if len(nodes_by_file) > _SHOWN else ""
     return (
-        f"several nodes wrote the same file: {'; '.join(listed)}{more}; write to $TESTBED_SCRATCH, which is each node's"
-        " own, or put RANK into the name"
+        f"several nodes wrote the same file: {'; '.join(listed)}{omitted}; write to $TESTBED_SCRATCH, which is each"
+        " node's own, or put RANK into the name"
     )

@@ -32,6 +32,6 @@ def declared_notes(workload: AgentWorkload, topology: Topology) -> tuple[str, ..
         return ()
     slowest = min((link.rate_bps for link in topology.links), default=None)
     of = workload.compute
-    told = equivalent(of.seconds, workload.elements(topology.scale), topology.scale, slowest, of.speeds)
+    full_scale_note = equivalent(of.seconds, workload.elements(topology.scale), topology.scale, slowest, of.speeds)
     bound = cpu_bound(len(topology.node_names), of.seconds, cores())
-    return (told, *([bound] if bound else []))
+    return (full_scale_note, *([bound] if bound else []))

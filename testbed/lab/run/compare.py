@@ -115,7 +115,7 @@ def compare(
             raise
     if compared.page is None:
         raise JobFailed(f"nothing to compare: no run has trained a step; their reports are in {root}")
-    return CompareOutcome(compared.found, compared.page, compared.exit_code)
+    return CompareOutcome(compared.comparison, compared.page, compared.exit_code)
 
 
 def _run_all(lab: Lab, planned: Sequence[_Planned], compared: _Compared, root: Path, progress: Progress) -> None:
@@ -136,45 +136,45 @@ class _Compared:
     """The comparison so far, written below ``root`` whenever it grows."""
 
     def __init__(self, topology: str, ways: tuple[str, ...], seeds: tuple[int, ...], root: Path) -> None:
-        self.found = WaysCompared(topology, ways, seeds, ())
+        self.comparison = WaysCompared(topology, ways, seeds, ())
         self.page: Path | None = None
         self._root, self._name = root, f"{topology}-{time.strftime('%Y%m%d-%H%M%S')}"
 
     @property
     def exit_code(self) -> int:
-        return answers.EXIT_CODES[self.found.verdict]
+        return answers.EXIT_CODES[self.comparison.verdict]
 
     def add(self, way: str, seed: int, run: RunDirectory) -> None:
         """Add a run that has ended, however it did; of one that did not train at all, why. Raises StorageError."""
         read = run.read()
         if not any(log.steps for log in read.ranks):
             if read.info.status == "failed" and not read.info.unknown_because:
-                failed = (*self.found.failed, (way, seed, read.info.reason))
-                self.found = dataclasses.replace(self.found, failed=failed)
-                if self.found.runs:
+                failed = (*self.comparison.failed, (way, seed, read.info.reason))
+                self.comparison = dataclasses.replace(self.comparison, failed=failed)
+                if self.comparison.runs:
                     self._write()
             return
         added: WayRun = way_of_run(way, seed, run.name, str(run.path), read)
-        self.found = dataclasses.replace(self.found, runs=(*self.found.runs, added))
+        self.comparison = dataclasses.replace(self.comparison, runs=(*self.comparison.runs, added))
         self._write()
 
     def end(self, why: str) -> None:
         """Note why there are fewer runs than planned."""
-        self.found = dataclasses.replace(self.found, ended=why)
-        if self.found.runs:
+        self.comparison = dataclasses.replace(self.comparison, ended=why)
+        if self.comparison.runs:
             self._write()
 
     def interrupted(self, why: str) -> str:
         """Return the message of an interruption, with where the comparison is if there is one."""
-        parts = len(self.found.ended_early)
-        runs = f"{len(self.found.runs) - parts} of {self.found.planned} runs"
+        parts = len(self.comparison.ended_early)
+        runs = f"{len(self.comparison.runs) - parts} of {self.comparison.planned} runs"
         runs += (
             ", and of what another did until then," if parts == 1 else f", and of parts of {parts}," if parts else ""
         )
         return f"interrupted; the comparison of {runs} is {self.page}" if self.page else why or "interrupted"
 
     def _write(self) -> None:
-        self.page = comparisons.keep_ways(self.found, self._root, self._name)
+        self.page = comparisons.keep_ways(self.comparison, self._root, self._name)
 
 
 def plan_runs(
@@ -248,11 +248,11 @@ def _experiment_lines(inject: Sequence[str], steps: int) -> Iterator[str]:
     Raises UserError for words that are no fault.
     """
     entries = []
-    for words in inject:
-        fault, target, *rest = (*words.split(), "", "")[: max(2, len(words.split()))]
-        if not fault or not target or any("=" not in word for word in rest) or "=" in fault + target:
-            raise UserError(f"expected --inject 'FAULT TARGET [after=40%] [for=3s] [KEY=VALUE ...]', got '{words}'")
-        given = dict(word.split("=", 1) for word in rest)
+    for injection in inject:
+        fault, target, *settings = (*injection.split(), "", "")[: max(2, len(injection.split()))]
+        if not fault or not target or any("=" not in word for word in settings) or "=" in fault + target:
+            raise UserError(f"expected --inject 'FAULT TARGET [after=40%] [for=3s] [KEY=VALUE ...]', got '{injection}'")
+        given = dict(word.split("=", 1) for word in settings)
         entry: dict[str, object] = {"inject": fault, "target": target}
         for key in (*_TRIGGERS, *_OF_ENTRY):
             if key in given:

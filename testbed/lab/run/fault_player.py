@@ -61,33 +61,33 @@ class FaultPlayer:
         ``now`` and ``began_t``, the start of the job's first step, are CLOCK_MONOTONIC. Raises LabError.
         """
         faults: list[FaultSpec] = []
-        for number, it in list(self._waiting.items()):
-            if it.at_s is None and not self._is_due(it, now, began_t, step, values):
+        for number, fault in list(self._waiting.items()):
+            if fault.at_s is None and not self._is_due(fault, now, began_t, step, values):
                 continue
             del self._waiting[number]
-            from_t, after_s = (now, 0.0) if it.at_s is None else (began_t, it.at_s)
+            from_t, after_s = (now, 0.0) if fault.at_s is None else (began_t, fault.at_s)
             # Rounded before the addition, so that 10 s + 2 x 5 s and 20 s are the same time to the last bit.
-            due_s = (round(after_s + index * it.every_s, 9) for index in range(it.repeat))
-            faults += [_message(it, number, from_t + each_s) for each_s in due_s]
+            due_s = (round(after_s + index * fault.every_s, 9) for index in range(fault.repeat))
+            faults += [_message(fault, number, from_t + each_s) for each_s in due_s]
         if faults:
             self.begun = True
             self._connection.keeper.schedule(faults=faults)
 
     @staticmethod
-    def _is_due(it: Planned, now: float, began_t: float, step: int, values: Mapping[str, float | None]) -> bool:
-        if it.at_s is not None:
-            return now >= began_t + it.at_s
-        if it.after_step is not None:
-            return step >= it.after_step
-        return it.when is not None and it.when.holds(values.get(it.when.metric)) is True
+    def _is_due(fault: Planned, now: float, began_t: float, step: int, values: Mapping[str, float | None]) -> bool:
+        if fault.at_s is not None:
+            return now >= began_t + fault.at_s
+        if fault.after_step is not None:
+            return step >= fault.after_step
+        return fault.when is not None and fault.when.holds(values.get(fault.when.metric)) is True
 
 
-def _message(it: Planned, number: int, planned_t: float) -> FaultSpec:
+def _message(fault: Planned, number: int, planned_t: float) -> FaultSpec:
     return {
-        "type": it.inject,
-        "target": it.target,
-        "parameters": dict(it.parameters),
-        "for_s": it.for_s,
+        "type": fault.inject,
+        "target": fault.target,
+        "parameters": dict(fault.parameters),
+        "for_s": fault.for_s,
         "planned_t": planned_t,
         "scheduled": number,
     }

@@ -22,7 +22,7 @@ DEFAULT_CLAIM = "testbed-runs"
 
 def render(
     what: str,
-    words: Sequence[str],
+    arguments: Sequence[str],
     named: Sequence[Path],
     *,
     overrides: Mapping[str, object],
@@ -34,10 +34,10 @@ def render(
 
     Args:
         what: topology or experiment, shipped or a file.
-        words: arguments of ``testbed``, from ``run`` on.
-        named: files of this machine that these words name; those that an experiment names are added.
-        overrides: of the topology, as the words have them.
-        name: of the Job; default: derived from ``what``, the words and the files.
+        arguments: of ``testbed``, from ``run`` on.
+        named: files of this machine that these arguments name; those that an experiment names are added.
+        overrides: of the topology, as the arguments have them.
+        name: of the Job; default: derived from ``what``, the arguments and the files.
         image: default: :func:`testbed.host.drivers.images.reference` with ``-run``.
         claim: PersistentVolumeClaim for the results.
 
@@ -45,12 +45,12 @@ def render(
     cannot hold; StorageError.
     """
     images.refuse_bad_name(image)
-    ranks, more = _read(what, overrides)
-    files = [*_carried(dict.fromkeys(_inside(str(path)) for path in (*named, *more)))]
+    ranks, experiment_files = _read(what, overrides)
+    files = [*_carried(dict.fromkeys(_inside(str(path)) for path in (*named, *experiment_files)))]
     return kubernetes.render(
         kubernetes.Request(
-            name=name or kubernetes.default_name(Path(what).stem, words, files),
-            arguments=words,
+            name=name or kubernetes.default_name(Path(what).stem, arguments, files),
+            arguments=arguments,
             files=files,
             image=image or f"{images.reference()}-run",
             claim=claim,

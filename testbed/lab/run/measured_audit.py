@@ -98,13 +98,13 @@ def measure(
 
 
 def _chosen(topology: Topology, only: Sequence[str]) -> tuple[str, ...]:
-    known = ducts_of(topology)
-    if not known:
+    ducts = ducts_of(topology)
+    if not ducts:
         raise UserError(f"topology {topology.name} has no links to cut")
     for duct in only:
-        if duct not in known:
-            raise UnknownName("duct", duct, known)
-    return tuple(duct for duct in known if not only or duct in only)
+        if duct not in ducts:
+            raise UnknownName("duct", duct, ducts)
+    return tuple(duct for duct in ducts if not only or duct in only)
 
 
 def _on(lab: Lab, ducts: tuple[str, ...], hold_s: float, run: RunDirectory, progress: Progress) -> Measured:
@@ -140,10 +140,10 @@ def _on(lab: Lab, ducts: tuple[str, ...], hold_s: float, run: RunDirectory, prog
             this_run.fail(failure)
         this_run.record_end()
         data = run.read()
-        found = impacts(data.ranks, fault_windows(data.events), time.monotonic())
+        cut_impacts = impacts(data.ranks, fault_windows(data.events), time.monotonic())
         if status != "finished":
             progress.note(why)
-    return Measured(tuple(found), ducts[max(done, len(found)) :], status, why, run.path)
+    return Measured(tuple(cut_impacts), ducts[max(done, len(cut_impacts)) :], status, why, run.path)
 
 
 def _cut(lab: Lab, job: Job, duct: str, hold_s: float) -> None:

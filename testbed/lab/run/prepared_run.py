@@ -70,11 +70,11 @@ def prepare(
     the same, instead of drawing them.
     """
     overrides, steps, seed = options.get("set"), options.get("steps"), options.get("seed")
-    words = {key: options[key] for key in _WORDS if options.get(key) is not None}
+    workload_changes = {key: options[key] for key in _WORDS if options.get(key) is not None}
     try:
         experiment, topology = read_before or read(what, overrides)
         if experiment.workload.program is not None:
-            _refuse_options(experiment, options, words)
+            _refuse_options(experiment, options, workload_changes)
         planned = fault_schedule.plan(experiment, topology, steps, seed) if faults is None else faults
     except FileMistakes:
         # That was the first step which failed: say what is wrong everywhere.
@@ -87,8 +87,8 @@ def prepare(
         workload = _program(program, experiment.source, planned)
     else:
         assert experiment.workload.agents is not None
-        workload = _agents(experiment.workload.agents, options, words)
-        notes = _of_compute(words, experiment, workload, topology)
+        workload = _agents(experiment.workload.agents, options, workload_changes)
+        notes = _of_compute(workload_changes, experiment, workload, topology)
         experiment, unjudged = _judgeable(experiment, workload)
         notes += unjudged
     again = replay.to_yaml(
@@ -123,17 +123,17 @@ def _judgeable(experiment: Experiment, workload: AgentWorkload) -> tuple[Experim
 
 
 def _of_compute(
-    words: Mapping[str, Any], experiment: Experiment, workload: AgentWorkload, topology: Topology
+    workload_changes: Mapping[str, Any], experiment: Experiment, workload: AgentWorkload, topology: Topology
 ) -> tuple[str, ...]:
     """Return warnings on the workload and what its declared compute means. Raises FileMistakes."""
-    place = ("--strategy", {}) if words else (experiment.source, experiment.workload_lines)
+    place = ("--strategy", {}) if workload_changes else (experiment.source, experiment.workload_lines)
     findings = workload_layout.findings(workload, topology, *place)
     if mistakes := [finding for finding in findings if not finding.warning]:
         raise FileMistakes(mistakes)
     return (*map(str, findings), *declared_notes(workload, topology), *placement_notes(workload, topology))
 
 
-def _agents(written: AgentWorkload, options: JobOptions, words: Mapping[str, Any]) -> AgentWorkload:
+def _agents(written: AgentWorkload, options: JobOptions, workload_changes: Mapping[str, Any]) -> AgentWorkload:
     steps, seed, data = options.get("steps"), options.get("seed"), options.get("data")
     if data is None and written.data is not None:
         data = Path(written.data)
@@ -142,7 +142,7 @@ def _agents(written: AgentWorkload, options: JobOptions, words: Mapping[str, Any
         if not (data.is_file() or data.is_dir()):
             raise UserError(f"no such file or folder to train on: {data}")
     return dataclasses.replace(
-        workload_words.changed(written, **words),
+        workload_words.changed(written, **workload_changes),
         steps=written.steps if steps is None else steps,
         seed=written.seed if seed is None else seed,
         data=None if data is None else str(data),
@@ -161,10 +161,10 @@ def _program(written: ProgramWorkload, source: str, planned: tuple[Planned, ...]
     return dataclasses.replace(written, folder=str(folder), stall_s=stall_s)
 
 
-def _refuse_options(experiment: Experiment, options: JobOptions, words: Mapping[str, Any]) -> None:
+def _refuse_options(experiment: Experiment, options: JobOptions, workload_changes: Mapping[str, Any]) -> None:
     """Raise UserError for options that say what the agents train: a program is told by its own arguments."""
     drawn = experiment.outages is not None and experiment.outages.seed is None
-    given = {"steps": options.get("steps"), "data": options.get("data"), **words}
+    given = {"steps": options.get("steps"), "data": options.get("data"), **workload_changes}
     if not drawn:
         given["seed"] = options.get("seed")
     if names := [name for name, value in given.items() if value is not None]:

@@ -143,8 +143,8 @@ def _show(prepared: Prepared, overrides: Mapping[str, object] | None) -> str:
     """Return the command that shows the run's topology."""
     experiment = prepared.experiment
     assigned = {**experiment.set, **(overrides or {})}
-    words = [word for key, value in assigned.items() for word in ("--set", f"{key}={value}")]
-    return invocation.command("show", experiment.topology or prepared.topology.name, *words)
+    set_options = [word for key, value in assigned.items() for word in ("--set", f"{key}={value}")]
+    return invocation.command("show", experiment.topology or prepared.topology.name, *set_options)
 
 
 def _random_faults(prepared: Prepared) -> list[str]:
@@ -232,8 +232,8 @@ def _conclude(
             {"text": expected.text, "holds": None, "measured": None} for expected in prepared.experiment.expectations
         ],
     )
-    found = judged(prepared.experiment.expectations, store.build_report(run_directory))
-    run_metadata.amend(run_directory, expectations=[dataclasses.asdict(judgement) for judgement in found])
+    judgements = judged(prepared.experiment.expectations, store.build_report(run_directory))
+    run_metadata.amend(run_directory, expectations=[dataclasses.asdict(judgement) for judgement in judgements])
     return store.write_report(run_directory)
 
 

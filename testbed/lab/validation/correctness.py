@@ -51,24 +51,24 @@ def _try(session: Session, case: Case, done: list[CollectiveOperation]) -> dict[
     """Return the judgement of each operation of a case; those tried are added to ``done``. Raises LibraryFailed."""
     session.ready()
     by_name = {group.name: group for group in groups([rank.site for rank in session.workers.ranks])}
-    found: dict[CollectiveOperation, OutputJudgement] = {}
+    judgements: dict[CollectiveOperation, OutputJudgement] = {}
     for operation in case.operations:
         if why := not_offered(operation, session.offers):
-            found[operation] = OutputJudgement("unsupported", why)
+            judgements[operation] = OutputJudgement("unsupported", why)
         elif why := session.have(by_name[operation.group]):
             state: CaseState = "hang" if session.workers.unanswered else "error" if session.broken else "unsupported"
-            found[operation] = OutputJudgement(state, f"group {operation.group}: {why}")
-    wanted = [(operation, by_name[operation.group]) for operation in case.operations if operation not in found]
+            judgements[operation] = OutputJudgement(state, f"group {operation.group}: {why}")
+    wanted = [(operation, by_name[operation.group]) for operation in case.operations if operation not in judgements]
     if wanted and not session.broken:
         answers = session.perform(wanted).answers
         for operation, group in wanted:
             mine = {rank: answers[rank] for rank in group.ranks}
             earlier = [case for case in reversed(done) if case.group == operation.group][:EARLIER]
             same_bits = session.same_bits(operation.do)
-            found[operation] = judge(operation, group, mine, same_bits=same_bits, earlier=earlier)
-        done += [it for it, _ in wanted]
+            judgements[operation] = judge(operation, group, mine, same_bits=same_bits, earlier=earlier)
+        done += [operation for operation, _ in wanted]
     return {
-        operation: found.get(operation, OutputJudgement("not run", "its group could not be made"))
+        operation: judgements.get(operation, OutputJudgement("not run", "its group could not be made"))
         for operation in case.operations
     }
 

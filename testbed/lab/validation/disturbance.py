@@ -56,18 +56,19 @@ class FaultedOperation:
 
 def perform_with_fault(
     session: Session, wire: Wire, trial: Trial, operation: CollectiveOperation, group: Group, injected: Injected,
-    known: HealthyOperation, share: float,
+    healthy: HealthyOperation, share: float,
 ) -> FaultedOperation:  # fmt: skip
-    """Perform ``operation`` and inject once ``share`` of its ``known`` bytes has crossed. Heal everything afterwards.
+    """Perform ``operation`` and inject once ``share`` of the bytes of ``healthy`` has crossed. Heal everything
+    afterwards.
 
     The operation is given up ``trial.outer_s`` after the fault began. Raises LabError, UserError.
     """
-    at = time.monotonic() + LEAST_LEAD_S + LEAD * known.prepared_s
+    at = time.monotonic() + LEAST_LEAD_S + LEAD * healthy.prepared_s
     before: int | None = None
     fault_t: float | None = None
     crossed: float | None = None
 
-    def each() -> float:
+    def on_poll() -> float:
         nonlocal before, fault_t, crossed
         now = time.monotonic()
         if now < at:
@@ -77,7 +78,7 @@ def perform_with_fault(
         if fault_t is not None:
             injected.step(now)
             return STEP_S
-        part = (wire.delivered() - before) / max(1, known.size)
+        part = (wire.delivered() - before) / max(1, healthy.size)
         if part >= share:
             crossed, fault_t = part, injected.begin()
         return POLL_S
@@ -86,7 +87,7 @@ def perform_with_fault(
         return at + session.bound_s if fault_t is None else fault_t + trial.outer_s
 
     try:
-        performed = session.perform([(operation, group)], at=at, until_t=until_t, each=each)
+        performed = session.perform([(operation, group)], at=at, until_t=until_t, on_poll=on_poll)
         over_t = injected.over_t() if fault_t is not None else None
     finally:
         injected.heal()

@@ -86,15 +86,17 @@ def _try(
     for attempt in (1, 2):
         session.ready()
         group = session.world
-        known = measure_healthy(session, wire, dataclasses.replace(trial.operation, call=next(calls)), group)
-        if known.performed.refused:
-            return CellEvidence([RankEnd(rank, "unsupported", message=known.performed.refused) for rank in group.ranks])
-        if not known.performed.done:
-            return CellEvidence(failed=f"the operation fails without a fault as well: {known.performed.trouble}")
+        healthy = measure_healthy(session, wire, dataclasses.replace(trial.operation, call=next(calls)), group)
+        if healthy.performed.refused:
+            return CellEvidence(
+                [RankEnd(rank, "unsupported", message=healthy.performed.refused) for rank in group.ranks]
+            )
+        if not healthy.performed.done:
+            return CellEvidence(failed=f"the operation fails without a fault as well: {healthy.performed.trouble}")
         try:
             seen = perform_with_fault(
                 session, wire, trial, operation, group,
-                Injected(fibers, session.workers, trial.injections), known, share,
+                Injected(fibers, session.workers, trial.injections), healthy, share,
             )  # fmt: skip
         except (LabError, UserError) as error:
             session.mark_broken()
@@ -122,21 +124,27 @@ def _try(
 
 def evidence_of(session: Session, operation: CollectiveOperation, seen: FaultedOperation) -> CellEvidence:
     answers = seen.performed.answers
-    failed_t = {rank: it.ended for rank, it in answers.items() if it.ended is not None and it.state in FAILED}
+    failed_t = {
+        rank: answer.ended for rank, answer in answers.items() if answer.ended is not None and answer.state in FAILED
+    }
     not_before_t = seen.performed.not_before_t
     # A right answer may arrive after its end time: its output is written in between.
-    overdue = {rank: t for rank, it in failed_t.items() if (t := not_before_t.get(rank, it)) > it + BELIEVED_S}
-    ended_t = {rank: overdue.get(rank, it.ended) for rank, it in answers.items()}
+    overdue = {
+        rank: t
+        for rank, reported_t in failed_t.items()
+        if (t := not_before_t.get(rank, reported_t)) > reported_t + BELIEVED_S
+    }
+    ended_t = {rank: overdue.get(rank, answer.ended) for rank, answer in answers.items()}
     zero_t = seen.fault_t if seen.fault_t is not None else seen.performed.ended_t
     ends = [
         # The operation worked before the fault: "unsupported" now is an error by another name.
         RankEnd(
             rank,
-            "error" if it.state == "unsupported" else it.state,
+            "error" if answer.state == "unsupported" else answer.state,
             None if (at_t := ended_t[rank]) is None else at_t - zero_t,
-            it.message,
+            answer.message,
         )
-        for rank, it in answers.items()
+        for rank, answer in answers.items()
     ]
     if any(answer.state == "unsupported" for answer in answers.values()):
         session.mark_broken()
@@ -208,5 +216,5 @@ def _wrong(session: Session, template: CollectiveOperation) -> str:
     kind, reduction = chosen
     operation = dataclasses.replace(template, type=kind, reduction=reduction)
     performed = session.perform([(operation, session.world)])
-    found = judge(operation, session.world, performed.answers, same_bits=session.same_bits(name))
-    return "" if found.state == "right" else f"{found.state}: {found.detail}"
+    judgement = judge(operation, session.world, performed.answers, same_bits=session.same_bits(name))
+    return "" if judgement.state == "right" else f"{judgement.state}: {judgement.detail}"

@@ -59,10 +59,10 @@ class Performed:
     @property
     def trouble(self) -> str:
         """What the first failed rank reports; empty if all is well."""
-        for rank, it in self.answers.items():
-            if it.state != "done":
-                what = {"silent": "never answered", "died": "ended", "error": "failed"}.get(it.state, it.state)
-                return f"rank {rank} {what}" + (f": {it.message}" if it.message else "")
+        for rank, answer in self.answers.items():
+            if answer.state != "done":
+                what = {"silent": "never answered", "died": "ended", "error": "failed"}.get(answer.state, answer.state)
+                return f"rank {rank} {what}" + (f": {answer.message}" if answer.message else "")
         return ""
 
     @property
@@ -133,7 +133,7 @@ class Session:
         if not self._join():
             assert self.joined is not None
             message = self.joined.unsupported or self.joined.trouble
-            last = next((it for rank in self.joined.ended if (it := self.workers.last_line(rank))), "")
+            last = next((line for rank in self.joined.ended if (line := self.workers.last_line(rank))), "")
             self.workers.kill()
             raise LibraryFailed(f"cannot make a communicator: {message}" + (f": {last}" if last else ""))
 
@@ -183,12 +183,12 @@ class Session:
         *,
         at: float | None = None,
         until_t: Callable[[], float] | None = None,
-        each: Callable[[], float] | None = None,
+        on_poll: Callable[[], float] | None = None,
     ) -> Performed:
         """Perform operations of groups that have no rank in common, at the same time, and return the ranks' answers.
 
-        ``until_t`` and ``each`` as in :meth:`WorkerSet.gather`; without, operations are given up after :attr:`bound_s`.
-        Raises StorageError where the disk is full, LabError where the lab failed.
+        ``until_t`` and ``on_poll`` as in :meth:`WorkerSet.gather`; without, operations are given up after
+        :attr:`bound_s`. Raises StorageError where the disk is full, LabError where the lab failed.
         """
         ranks: list[int] = []
         sent_t = time.monotonic()
@@ -200,7 +200,7 @@ class Session:
                     self.workers.say(line, (rank,))
             ranks += group.ranks
         given_up_t = (time.monotonic() if at is None else at) + self.bound_s
-        replies = self.workers.gather(ranks, until_t or (lambda: given_up_t), each)
+        replies = self.workers.gather(ranks, until_t or (lambda: given_up_t), on_poll)
         window = (sent_t, time.monotonic())
         answers = {
             rank: self._answer(rank, replies, operation, group, window)
@@ -234,7 +234,7 @@ class Session:
             return RankAnswer("silent")
         answer = replies.answers[rank]
         began, ended = reported = _time(answer.get("began")), _time(answer.get("ended"))
-        times = [it for it in (window[0], began, ended, window[1]) if it is not None]
+        times = [moment_t for moment_t in (window[0], began, ended, window[1]) if moment_t is not None]
         if times != sorted(times):
             began, ended = None, None  # the reported times cannot be right
         if "unsupported" in answer:

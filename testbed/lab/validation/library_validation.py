@@ -126,7 +126,7 @@ class LibraryValidation:
 
     def _correctness(self, session: Session) -> None:
         catalogue = cases.correctness(self._bench.suite, self._bench.sites, self._bench.seed)
-        total = sum(len(it.operations) for it in catalogue)
+        total = sum(len(case.operations) for case in catalogue)
 
         def on_result(result: CaseResult) -> None:
             self._cases.append(result)
@@ -188,10 +188,10 @@ class LibraryValidation:
         if why := fault_matrix.why_no_trials(session.offers):
             self._not_tried.append(f"no faults were tried: {why}")
 
-        def on_cell(found: Cell) -> None:
-            self._cells.append(found)
-            if found.rebuilt is False and session.offers.get("rebuilds") is True:
-                self._why.append(f"{found.fault}: it offers rebuilds, but cannot be rebuilt: {found.detail}")
+        def on_cell(cell: Cell) -> None:
+            self._cells.append(cell)
+            if cell.rebuilt is False and session.offers.get("rebuilds") is True:
+                self._why.append(f"{cell.fault}: it offers rebuilds, but cannot be rebuilt: {cell.detail}")
             announce(len(self._cells))
 
         def announce(number: int) -> None:

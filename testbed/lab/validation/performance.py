@@ -101,4 +101,4 @@ def _again(operation: CollectiveOperation) -> CollectiveOperation:
 
 def _medians(crossed: Sequence[Mapping[str, int]]) -> dict[str, int]:
     names = crossed[0] if crossed else ()
-    return {name: round(statistics.median(max(0, it.get(name, 0)) for it in crossed)) for name in names}
+    return {name: round(statistics.median(max(0, crossing.get(name, 0)) for crossing in crossed)) for name in names}

@@ -59,10 +59,10 @@ class Wire:
 
         The emulator counts segments as they would be on a real wire, with the headers of each.
         """
-        found = client.keeper(self._lab).stats()["directions"]
+        counters = client.keeper(self._lab).stats()["directions"]
         return {
             direction["direction"]: round(payload_bytes(direction["bytes"], direction["segments"]))
-            for direction in found
+            for direction in counters
         }
 
     @contextmanager
@@ -97,7 +97,7 @@ def certified(topology: Topology, certificate: Certificate | None) -> dict[str, 
         if certificate
         else {}
     )
-    found: dict[str, Mapping[str, float]] = {}
+    by_direction: dict[str, Mapping[str, float]] = {}
     for link in topology.links:
         for name in link.directions:
             asked, measured = link.impairment(name), directions.get(name)
@@ -107,5 +107,5 @@ def certified(topology: Topology, certificate: Certificate | None) -> dict[str, 
                 rate_bps = max(rate_bps, measured.rate.measured_bps)
             per_packet = link.mtu + 14 + asked.overhead_bytes
             rate = rate_bps / 8 * (link.mtu - _IP_AND_TCP) / per_packet
-            found[name] = {"delay_s": delay_s, "rate": rate or UNLIMITED}
-    return found
+            by_direction[name] = {"delay_s": delay_s, "rate": rate or UNLIMITED}
+    return by_direction

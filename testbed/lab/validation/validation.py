@@ -290,11 +290,11 @@ def _chosen(names: Sequence[str]) -> tuple[CollectiveLibrary, ...]:
     """Raises UserError, UnknownName."""
     if not names:
         raise UserError("name at least one library (available: " + ", ".join(collective_libraries.registry()) + ")")
-    found = tuple(collective_libraries.find(name) for name in names)
-    twice = sorted(name for name, count in Counter(library.name for library in found).items() if count > 1)
+    libraries = tuple(collective_libraries.find(name) for name in names)
+    twice = sorted(name for name, count in Counter(library.name for library in libraries).items() if count > 1)
     if twice:
         raise UserError(f"{', '.join(twice)}: named twice; a run validates each library once")
-    return found
+    return libraries
 
 
 def _topology(topology: str | Topology, overrides: Mapping[str, object] | None) -> Topology:

@@ -60,7 +60,7 @@ class Replies:
 
     @property
     def errors(self) -> dict[int, str]:
-        return {rank: str(it["error"])[:LONGEST_TEXT] for rank, it in self.answers.items() if "error" in it}
+        return {rank: str(answer["error"])[:LONGEST_TEXT] for rank, answer in self.answers.items() if "error" in answer}
 
     @property
     def unsupported(self) -> str:
@@ -77,8 +77,8 @@ class Replies:
             return f"rank {rank} {how}"
         if self.silent:
             return f"rank {', '.join(map(str, self.silent))} did not answer"
-        for rank, words in self.errors.items():
-            return f"rank {rank}: {words}"
+        for rank, error in self.errors.items():
+            return f"rank {rank}: {error}"
         return ""
 
 
@@ -143,7 +143,7 @@ class WorkerSet:
         self._attempt += 1
         self._port = MASTER_PORT + (self._port + 1 - MASTER_PORT) % _PORTS
         message = {"do": "join", "attempt": self._attempt, "port": self._port, "timeout_s": timeout_s}
-        fresh = [number for number, it in self._programs.items() if not it.joined]
+        fresh = [number for number, program in self._programs.items() if not program.joined]
         self.say(message, fresh)
         self._have_read(fresh)
         self.say(message, [rank for rank in self.world if rank not in fresh])
@@ -174,13 +174,15 @@ class WorkerSet:
     @property
     def unanswered(self) -> tuple[int, ...]:
         """Ranks that have not answered yet."""
-        return tuple(number for number, it in self._programs.items() if it.pending is not None and not it.ended)
+        return tuple(
+            number for number, program in self._programs.items() if program.pending is not None and not program.ended
+        )
 
     @property
     def ended(self) -> tuple[int, ...]:
         """Ranks whose program has ended."""
         self.listen(0.0)
-        return tuple(number for number, it in self._programs.items() if it.ended)
+        return tuple(number for number, program in self._programs.items() if program.ended)
 
     def leave(self) -> None:
         """End the programs in order, or by force if they do not end."""
@@ -238,12 +240,12 @@ class WorkerSet:
                 program.lines.say(message)  # a failed send shows up as a missing answer
 
     def gather(
-        self, ranks: Iterable[int], until_t: Callable[[], float], each: Callable[[], float] | None = None
+        self, ranks: Iterable[int], until_t: Callable[[], float], on_poll: Callable[[], float] | None = None
     ) -> Replies:
         """Return the answers of ``ranks`` to their last message, waiting until a time that may change meanwhile.
 
-        ``each`` is called repeatedly and returns how many seconds to sleep at most. A rank that is silent stays so: end
-        all programs and start again.
+        ``on_poll`` is called repeatedly and returns how many seconds to sleep at most. A rank that is silent stays so:
+        end all programs and start again.
         """
         chosen = tuple(ranks)
         answers = {rank: self._early.pop(rank) for rank in chosen if rank in self._early}
@@ -252,7 +254,7 @@ class WorkerSet:
             left = until_t() - time.monotonic()
             if not waiting or left <= 0:
                 break
-            nap_s = each() if each is not None else 0.1
+            nap_s = on_poll() if on_poll is not None else 0.1
             answers.update(self.listen(min(left, nap_s)))
         ended = {
             rank: self._programs[rank].ended for rank in chosen if rank not in answers and self._programs[rank].ended
@@ -265,23 +267,23 @@ class WorkerSet:
         """Return (rank, answer) pairs that are there or arrive within ``nap_s`` seconds (whole milliseconds)."""
         codes = self._exit_codes()  # before reading: what a program wrote before it ended is read below
         poller = select.poll()
-        for it in self._programs.values():
-            if it.lines.open:
-                poller.register(it.lines.out, select.POLLIN)
+        for program in self._programs.values():
+            if program.lines.open:
+                poller.register(program.lines.out, select.POLLIN)
         looked_t = time.monotonic()  # before the poll, so that the time is never too late
         ready = {file for file, _ in poller.poll(0 if codes else round(nap_s * 1000))}
-        found: list[tuple[int, Mapping[str, Any]]] = []
+        answers: list[tuple[int, Mapping[str, Any]]] = []
         for number, program in self._programs.items():
             if program.lines.out in ready or number in codes:
                 for answer in program.lines.read():
                     asked, program.pending = program.pending, None
                     if asked is not None:  # without a pending message it is no answer
                         program.not_before_t = program.looked_t
-                        found.append((number, checked_answer(asked, answer)))
+                        answers.append((number, checked_answer(asked, answer)))
             program.looked_t = looked_t
             if number in codes:
                 program.ended, program.lines.open = codes[number], False
-        return found
+        return answers
 
     # ---- inside
 
@@ -304,7 +306,7 @@ class WorkerSet:
 
     def _exit_codes(self) -> dict[int, str]:
         """Return the ranks whose program has ended since the last call, and how, as text."""
-        found: dict[int, str] = {}
+        exits: dict[int, str] = {}
         for number, program in self._programs.items():
             if program.ended:
                 continue
@@ -312,12 +314,12 @@ class WorkerSet:
                 if (code := exit_code(program.child)) is not None:
                     # docker and the watchdog report a signal as a shell does.
                     code = 128 - code if self._starter.contained and code > 128 else code
-                    found[number] = process.how_ended(code)
+                    exits[number] = process.how_ended(code)
             elif self._mpiexec is not None and (code := exit_code(self._mpiexec)) is not None:
-                found[number] = f"ended: its mpiexec {process.how_ended(code)}"
+                exits[number] = f"ended: its mpiexec {process.how_ended(code)}"
             elif program.is_gone:
-                found[number] = "has ended"
-        return found
+                exits[number] = "has ended"
+        return exits
 
 
 def checked_answer(asked: Mapping[str, Any], answer: dict[str, Any]) -> Mapping[str, Any]:
