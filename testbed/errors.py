@@ -98,8 +98,8 @@ class FileMistakes(UserError):
 
 
 def _closest(name: str, candidates: Sequence[str]) -> list[str]:
-    """Return up to three of ``known`` that are about as similar to ``name`` as the most similar one; upper and lower
-    case are alike."""
+    """Return up to three of ``candidates`` that are about as similar to ``name`` as the most similar one; upper and
+    lower case are alike."""
     lower = {candidate.lower(): candidate for candidate in reversed(candidates)}
     matches = difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.55)
     alike = [difflib.SequenceMatcher(None, match, name.lower()).ratio() for match in matches]
@@ -111,17 +111,17 @@ _MOST_AVAILABLE = 16
 
 
 class UnknownName(UserError):
-    """No ``what`` (such as "link") is called ``name``; ``hint`` suggests the closest of ``known``, or lists them.
+    """No ``what`` (such as "link") is called ``name``; ``hint`` suggests the closest of ``available``, or lists them.
 
     ``hint`` is empty if there are none. Names that do not fit a message, as a user's file may have, are not suggested;
     a path is shown whole.
     """
 
     def __init__(self, what: str, name: str, available: Iterable[str] = ()) -> None:
-        self.what, self.name, self.known = what, name, tuple(dict.fromkeys(available))
+        self.what, self.name, self.available = what, name, tuple(dict.fromkeys(available))
         fit = [
             candidate
-            for candidate in self.known
+            for candidate in self.available
             if candidate.isprintable() and (len(candidate) <= _LONGEST_NAME or "/" in candidate)
         ]
         near = _closest(name, fit)

@@ -223,15 +223,15 @@ def _converter(hint: Any) -> Converter:
 def _float(value: object) -> object:
     if type(value) is float and -LARGEST <= value <= LARGEST:
         return value
-    found = number({"": value}, "")
-    return MISSING if found is None else found
+    parsed = number({"": value}, "")
+    return MISSING if parsed is None else parsed
 
 
 def _int(value: object) -> object:
     if type(value) is int and -_EXACT <= value <= _EXACT:
         return value
-    found = integer({"": value}, "")
-    return MISSING if found is None else found
+    parsed = integer({"": value}, "")
+    return MISSING if parsed is None else parsed
 
 
 _SCALARS: Final[Mapping[Any, Converter]] = {

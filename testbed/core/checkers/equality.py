@@ -63,7 +63,7 @@ class _Judge:
     findings: list[CheckerFinding] = field(default_factory=list)
     steps: set[tuple[int, int]] = field(default_factory=set)
     """(attempt, step) of what was compared between ranks, or between attempts."""
-    known: dict[tuple[str, str], int] = field(default_factory=dict)
+    first_steps: dict[tuple[str, str], int] = field(default_factory=dict)
     """(name, fingerprint) -> the first step after which some rank had it."""
     after: dict[tuple[int, str], tuple[int, str]] = field(default_factory=dict)
     """(rank, name) -> the newest step whose end has a fingerprint, and the fingerprint."""
@@ -126,7 +126,7 @@ class _Judge:
         self._compare(attempt, step, after, versions, "has", but=wrong)
         for rank, values in after.items():
             for name, value in values.items():
-                self.known.setdefault((name, value), step)
+                self.first_steps.setdefault((name, value), step)
                 self.after[rank, name] = step, value
                 self.left[rank, step, name] = value
 
@@ -190,7 +190,7 @@ class _Judge:
                 self.findings.append(CheckerFinding(attempt, step, None, (rank,), text))
 
     def _age(self, name: str, by_rank: Mapping[int, str], odd: tuple[int, ...]) -> str:
-        ages = {self.known[name, by_rank[rank]] for rank in odd if (name, by_rank[rank]) in self.known}
+        ages = {self.first_steps[name, by_rank[rank]] for rank in odd if (name, by_rank[rank]) in self.first_steps}
         return f", namely those after step {min(ages)}" if len(ages) == 1 else ""
 
     def _changed_between(self, step: int, before: Mapping[int, Mapping[str, str]]) -> dict[str, tuple[int, ...]]:

@@ -57,15 +57,20 @@ _FINDINGS_KEPT = 20
 
 
 def conclude(
-    name: str, records: Grouped, looked_at: str, findings: Sequence[CheckerFinding], found: int, undecided: str = ""
+    name: str,
+    records: Grouped,
+    looked_at: str,
+    findings: Sequence[CheckerFinding],
+    violation_count: int,
+    undecided: str = "",
 ) -> Checker:
     """Conclude a checker: true only if nothing was found, nothing is missing, and everything could be decided."""
     ordered = sorted(
         findings, key=lambda finding: (finding.attempt, finding.step, finding.sequence or 0, finding.ranks)
     )
     missing = records.incomplete or undecided
-    holds = False if found else None if missing else True
-    return Checker(name, holds, looked_at, "" if holds else missing, found, tuple(ordered[:_FINDINGS_KEPT]))
+    holds = False if violation_count else None if missing else True
+    return Checker(name, holds, looked_at, "" if holds else missing, violation_count, tuple(ordered[:_FINDINGS_KEPT]))
 
 
 def named(ranks: Iterable[int]) -> str:

@@ -127,7 +127,7 @@ def _after_step(fault: Planned, steps: int | None) -> int | None:
 
 def _unknown(fault: Planned, error: UnknownName, topology: Topology) -> Finding:
     """Return the finding for a target that does not exist, with the closest that does."""
-    message, fix = unknown(error.what, error.name, error.known)
+    message, fix = unknown(error.what, error.name, error.available)
     return Finding(fault.file, fault.line, f"{fault.inject} on topology '{topology.name}': {message}", fix)
 
 

@@ -37,8 +37,8 @@ def to_yaml(
         *_entry("strict", experiment.strict or None),
         *_entry("workload", {key: value for key, value in _workload(workload).items() if value is not None}),
         *_hypothesis(experiment),
-        *_listed("schedule", [_fault(it) for it in planned]),
-        *_listed("expect", [it.text for it in experiment.expectations]),
+        *_listed("schedule", [_fault(fault) for fault in planned]),
+        *_listed("expect", [expectation.text for expectation in experiment.expectations]),
     ]
     return "\n".join(lines) + "\n"
 
@@ -73,10 +73,10 @@ def _hypothesis(experiment: Experiment) -> list[str]:
     lines = ["hypothesis:"]
     for when in WHEN:
         checks: list[object] = []
-        for it in experiment.hypothesis:
-            if it.when == when:
-                within = {"within": _seconds(it.within_s)} if when == "after" else {}
-                checks.append({"check": it.check.text, "for": _seconds(it.grace_s), **within})
+        for condition in experiment.hypothesis:
+            if condition.when == when:
+                within = {"within": _seconds(condition.within_s)} if when == "after" else {}
+                checks.append({"check": condition.check.text, "for": _seconds(condition.grace_s), **within})
         lines += [f"  {line}" for line in _listed(when, checks)]
     return lines
 

@@ -136,10 +136,10 @@ class _Watch:
     last: float | None = None
     last_holds: bool | None = None
     failing_since: float | None = None
-    """Start of the current failure; ``told`` is set once it exceeds the grace."""
+    """Start of the current failure; ``reported`` is set once it exceeds the grace."""
     missing_since: float | None = None
     last_t: float = 0.0
-    told: bool = False
+    reported: bool = False
     missed: bool = False
     worst: float | None = None
     violations: list[Violation] = field(default_factory=list)
@@ -159,8 +159,8 @@ class _Watch:
         if self.failing_since is None:
             self.failing_since, self.worst = t, value
         self.worst = self._worse(self.worst, value)
-        if not self.told and t - self.failing_since >= condition.grace_s:
-            self.told = True
+        if not self.reported and t - self.failing_since >= condition.grace_s:
+            self.reported = True
             tell(t, condition, False, value)
 
     def leave(self, t: float, tell: OnVerdict) -> None:
@@ -169,11 +169,11 @@ class _Watch:
         self.missing_since = None
 
     def _over(self, t: float, tell: OnVerdict, again: bool = True) -> None:
-        if self.failing_since is not None and self.told:
+        if self.failing_since is not None and self.reported:
             self.violations.append(Violation(self.failing_since, t, self.worst))
             if again:
                 tell(t, self.condition, True, self.last)
-        self.failing_since, self.told = None, False
+        self.failing_since, self.reported = None, False
 
     def _worse(self, one: float | None, other: float | None) -> float | None:
         if one is None or other is None:
@@ -181,13 +181,13 @@ class _Watch:
         return min(one, other) if self.condition.check.op in (">=", ">") else max(one, other)
 
     def holds_by_now(self) -> bool | None:
-        if self.told or (self.last_holds is False and not self.held):
+        if self.reported or (self.last_holds is False and not self.held):
             return False
         return True if self.held and self.missing_since is None else None
 
     def standing(self) -> tuple[Violation, ...]:
         """Return the violations, including the current one."""
-        if self.failing_since is not None and self.told:
+        if self.failing_since is not None and self.reported:
             return (*self.violations, Violation(self.failing_since, self.last_t, self.worst))
         return tuple(self.violations)
 

@@ -167,7 +167,7 @@ IMPAIR: Final = FaultKind(
     "a fiber stays up, worse: probabilities and limits below come on top of the link's own and of other faults",
     LINKS,
     _impair,
-    {key: Parameter(parameter.words, parameter.parse) for key, parameter in PARAMETERS.items()},
+    {key: Parameter(parameter.help_text, parameter.parse) for key, parameter in PARAMETERS.items()},
 )
 
 LATENCY_STEP: Final = FaultKind(
@@ -195,7 +195,7 @@ PRESETS: Final = (
                 _more_than_0(parse_delay_s, "a time greater than 0", "write a time such as 20us"),
             ),
             "distribution": Parameter(
-                f"{PARAMETERS['distribution'].words} (normal)", PARAMETERS["distribution"].parse, "normal"
+                f"{PARAMETERS['distribution'].help_text} (normal)", PARAMETERS["distribution"].parse, "normal"
             ),
         },
     ),

@@ -20,7 +20,7 @@ class Parameter:
 
     field: str
     parse: Callable[[object], Any]
-    words: str
+    help_text: str
 
 
 @dataclass(frozen=True)

@@ -215,10 +215,10 @@ def equivalent(
     >>> equivalent(0.08, 1_300_000, 1000, 8e8)
     'compute is declared: 80 ms a step; at full scale 1.3 B parameters (5.2 GB of gradients) over fibers of 800 Gb/s, with the same distances and step'
     """  # noqa: E501
-    told = f"compute is declared: {format_duration(seconds)} a step{told_speeds(speeds or {})}"
+    declaration = f"compute is declared: {format_duration(seconds)} a step{told_speeds(speeds or {})}"
     full = elements * scale
     size = f"{format_count(full)} parameters ({format_size(full * FLOAT32_BYTES, 3)} of gradients)"
     rate = "" if not rate_bps else f" over fibers of {at_full_scale(rate_bps, scale) or format_rate(rate_bps)}"
     if scale == 1:
-        return f"{told}, of {size}{rate}"
-    return f"{told}; at full scale {size}{rate}, with the same distances and step"
+        return f"{declaration}, of {size}{rate}"
+    return f"{declaration}; at full scale {size}{rate}, with the same distances and step"

@@ -56,14 +56,14 @@ class Found:
     mpi: Mpi
 
 
-def recognize(path: str, said: str) -> Found | None:
+def recognize(path: str, version_output: str) -> Found | None:
     """Return what the output of ``PATH --version`` tells; None for a launcher that is not known."""
-    if "HYDRA" in said:
-        version = re.search(r"Version:\s*(\S+)", said)
+    if "HYDRA" in version_output:
+        version = re.search(r"Version:\s*(\S+)", version_output)
         return Found(path, f"MPICH {version[1]}" if version else "MPICH", "mpich")
-    if match := re.search(r"\((?:Open MPI|OpenRTE)\) (\d+)(\S*)", said):
+    if match := re.search(r"\((?:Open MPI|OpenRTE)\) (\d+)(\S*)", version_output):
         return Found(path, f"Open MPI {match[1]}{match[2]}", "openmpi4" if int(match[1]) < 5 else "openmpi")
-    if re.search(r"PRRTE|\bprte\b|prterun", said):
+    if re.search(r"PRRTE|\bprte\b|prterun", version_output):
         return Found(path, "Open MPI (PRRTE)", "openmpi")
     return None
 
@@ -75,23 +75,23 @@ def linked(program: bytes) -> Mpi | None:
     return next((mpi for mpi, names in _LIBRARIES.items() if any(name in program for name in names)), None)
 
 
-def choose(found: Iterable[Found], wanted: Mpi | None) -> Found | None:
+def choose(launchers: Iterable[Found], wanted: Mpi | None) -> Found | None:
     """Return the first launcher of the library that the program is ``linked`` with; the first of all if unknown."""
-    return next((launcher for launcher in found if wanted is None or launcher.mpi.rstrip("4") == wanted), None)
+    return next((launcher for launcher in launchers if wanted is None or launcher.mpi.rstrip("4") == wanted), None)
 
 
-def caution(found: Found) -> str:
+def caution(launcher: Found) -> str:
     """Return what a user should know of this library; empty if nothing.
 
     MPICH before 4.2 over UCX: a rank that has closed its connections waits in a barrier without making progress, while
     another waits for its answer (https://github.com/pmodels/mpich/pull/6596). Debian 12 has 4.0.2, where most jobs that
     crossed a fiber never ended.
     """
-    version = re.fullmatch(r"MPICH (\d+)\.(\d+).*", found.version)
+    version = re.fullmatch(r"MPICH (\d+)\.(\d+).*", launcher.version)
     if version and (int(version[1]), int(version[2])) < (4, 2):
         return (
-            f"{found.version} often hangs in MPI_Finalize over TCP (fixed in 4.2, pmodels/mpich#6596): if the program"
-            " does not end, use a newer MPICH, or Open MPI"
+            f"{launcher.version} often hangs in MPI_Finalize over TCP (fixed in 4.2, pmodels/mpich#6596): if the"
+            " program does not end, use a newer MPICH, or Open MPI"
         )
     return ""
 
@@ -137,15 +137,15 @@ def mpiexec_argv(
     others. Of the launcher's environment the ranks inherit the variables in ``pass_on``, never ``RANK``: each rank
     learns its own from the launcher.
     """
-    ranks, each = str(len(hosts) * ranks_per_node), str(ranks_per_node)
+    ranks, per_node = str(len(hosts) * ranks_per_node), str(ranks_per_node)
     if launcher == "mpich":
         return (
             *(mpiexec or f"{programs}/mpiexec.hydra", "-launcher", "ssh", "-launcher-exec", agent),
-            *("-iface", interface, "-hosts", ",".join(hosts), "-ppn", each, "-n", ranks),
+            *("-iface", interface, "-hosts", ",".join(hosts), "-ppn", per_node, "-n", ranks),
             *("-genvlist", ",".join(pass_on)),
             *program,
         )
-    places = ("--host", ",".join(f"{host}:{each}" for host in hosts))
+    places = ("--host", ",".join(f"{host}:{per_node}" for host in hosts))
     passed = tuple(word for name in pass_on for word in ("-x", name))
     prefix = ("--prefix", programs.rsplit("/", 1)[0], "--leave-session-attached")
     if launcher == "openmpi":

@@ -37,11 +37,11 @@ class OutputLines:
             self._keep(t, pieces[0])
             return []
         self._keep(t, pieces[0])
-        found = self._take()
-        found += [(t, _text(piece)) for piece in pieces[1:-1] if piece]
+        lines = self._take()
+        lines += [(t, _text(piece)) for piece in pieces[1:-1] if piece]
         self._drawn = data[len(data) - len(pieces[-1]) - 1] == 0x0D
         self._keep(t, pieces[-1])
-        return found
+        return lines
 
     def quiet(self) -> list[tuple[float, str]]:
         """Return the state of a bar that has been drawn and not ended, if it was not returned before.
@@ -65,9 +65,9 @@ class OutputLines:
         self._rest_t, self._offered = t, False
 
     def _take(self) -> list[tuple[float, str]]:
-        rest, self._rest = self._rest, b""
+        line, self._rest = self._rest, b""
         again, self._offered = self._offered, False
-        return [(self._rest_t, _text(rest))] if rest and not again else []
+        return [(self._rest_t, _text(line))] if line and not again else []
 
 
 def _text(line: bytes) -> str:

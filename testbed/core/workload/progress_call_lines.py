@@ -26,9 +26,9 @@ class CallReader:
             self._rest = self._rest[:_LONGEST_LINE]  # it stays longer than a call's, and is refused at its end
         for line in lines:
             try:
-                said = json.loads(line) if len(line) < _LONGEST_LINE else None
+                call = json.loads(line) if len(line) < _LONGEST_LINE else None
             except (ValueError, RecursionError):
                 continue
-            if isinstance(said, dict) and number(said, "step") is not None:
-                found = {name: value for name in said if name != "t" and (value := number(said, name)) is not None}
-                yield number(said, "t"), found
+            if isinstance(call, dict) and number(call, "step") is not None:
+                figures = {name: value for name in call if name != "t" and (value := number(call, name)) is not None}
+                yield number(call, "t"), figures

@@ -41,8 +41,8 @@ class CsvReader:
             if self._skipping:
                 self._skipping = False
                 continue
-            if (found := self._line(line.decode(errors="replace").strip("\ufeff\r"))) is not None:
-                yield found
+            if (reading := self._line(line.decode(errors="replace").strip("\ufeff\r"))) is not None:
+                yield reading
         if len(self._rest) > _LONGEST_LINE:
             self._rest, self._skipping = b"", True
 
@@ -59,9 +59,9 @@ class CsvReader:
             self.missing = next((name for name in wanted if name not in cells), "")
             return None
         row = dict(zip(self._columns, cells, strict=False))
-        said = {field: number_of(row.get(name, "")) for field, name in self._named.items()}
-        found = {field: number for field, number in said.items() if number is not None}
+        cell_numbers = {field: number_of(row.get(name, "")) for field, name in self._named.items()}
+        figures = {field: number for field, number in cell_numbers.items() if number is not None}
         # Loggers leave cells empty where a figure was not logged at that step.
-        if "step" not in found or len(found) == 1 < len(self._named):
+        if "step" not in figures or len(figures) == 1 < len(self._named):
             return None
-        return number_of(row.get(self._time, "")) if self._time else None, found
+        return number_of(row.get(self._time, "")) if self._time else None, figures

@@ -121,15 +121,15 @@ def _tagged(value: bytes) -> tuple[str, float | None]:
 def _of_tensor(tensor: bytes) -> float | None:
     """Return the number of a tensor that has exactly one; None for any other."""
     kind = 0
-    found: list[float] = []
+    numbers: list[float] = []
     for field, value in _fields(tensor):
         if field == 1 and isinstance(value, int):
             kind = value
         elif field in (4, 5, 6) and isinstance(value, bytes):
             form = {4: {_DT_FLOAT: _FLOAT, _DT_DOUBLE: _DOUBLE}.get(kind), 5: _FLOAT, 6: _DOUBLE}[field]
             if form is not None and len(value) == form.size:
-                found.append(form.unpack(value)[0])
-    return found[0] if len(found) == 1 else None
+                numbers.append(form.unpack(value)[0])
+    return numbers[0] if len(numbers) == 1 else None
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -168,13 +168,13 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 def _table() -> tuple[int, ...]:
-    found = []
+    table = []
     for byte in range(256):
         value = byte
         for _ in range(8):
             value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        found.append(value)
-    return tuple(found)
+        table.append(value)
+    return tuple(table)
 
 
 _CRC32C: Final = _table()

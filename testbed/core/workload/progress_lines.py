@@ -57,7 +57,7 @@ class LineParser:
         ]
         groups = [set(pattern.groupindex) for pattern in self._patterns]
         self._every = lines.every or (0 if any(group & STEPS for group in groups) else 1)
-        counting = next((index for index, it in enumerate(groups) if "train_loss" in it), 0)
+        counting = next((index for index, group in enumerate(groups) if "train_loss" in group), 0)
         self._counting = counting if self._every else -1
         self._count = 0
 
@@ -82,12 +82,12 @@ class LineParser:
         for index, pattern in enumerate(self._patterns):
             if (match := pattern.search(text)) is None:
                 continue
-            said = {name: number_of(value) for name, value in match.groupdict().items() if value is not None}
-            found = {name: value for name, value in said.items() if value is not None}
+            numbers = {name: number_of(value) for name, value in match.groupdict().items() if value is not None}
+            figures = {name: value for name, value in numbers.items() if value is not None}
             if self._every:
-                found = {name: value for name, value in found.items() if name not in STEPS}
+                figures = {name: value for name, value in figures.items() if name not in STEPS}
             if index == self._counting:
                 self._count += 1
-                found["step"] = float(self._every * self._count)
-            return found
+                figures["step"] = float(self._every * self._count)
+            return figures
         return None

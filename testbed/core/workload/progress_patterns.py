@@ -72,17 +72,17 @@ def repetitions(text: str) -> int:
 
 
 def _count(tree: Iterable[Any]) -> int:
-    found = 0
+    repetition_count = 0
     for op, value in tree:
         name = str(op)
         if name in _REPEATS:
             low, high, body = value
-            found += (high != low) + _count(body)
+            repetition_count += (high != low) + _count(body)
         elif name == "BRANCH":
-            found += max(map(_count, value[1]), default=0)
+            repetition_count += max(map(_count, value[1]), default=0)
         else:
-            found += sum(map(_count, _below(name, value)))
-    return found
+            repetition_count += sum(map(_count, _below(name, value)))
+    return repetition_count
 
 
 def _refuse_slow(text: str) -> None:

@@ -75,34 +75,34 @@ def parse(raw: object, path: Path, mistakes: Mistakes) -> Progress | None:
         mistakes.note(path, f"progress: {message}", fix)
         return None
     before = len(mistakes.findings)
-    found = _Reader(raw, path, mistakes).read()
-    return found if len(mistakes.findings) == before else None
+    progress = _Reader(raw, path, mistakes).read()
+    return progress if len(mistakes.findings) == before else None
 
 
-def parse_words(words: Iterable[str], origin: str = "--progress") -> Progress | None:
-    """Parse what stands after ``--progress``, once per word: a preset, a pattern with ``(?P<…>``, or KEY=VALUE.
+def parse_words(arguments: Iterable[str], origin: str = "--progress") -> Progress | None:
+    """Parse the arguments of ``--progress``, of which each is a preset, a pattern with ``(?P<…>``, or KEY=VALUE.
 
     Raises:
         FileMistakes: every mistake, with ``origin`` in the place of the file.
     """
     raw: dict[str, Any] = {}
     mistakes = Mistakes(Written(Document(origin, None, {})))
-    for word in words:
-        key, equals, value = word.partition("=")
-        known = key in _KEYS or any(key in beside for beside in _KEYS.values())
-        if "(?P<" in word and not (equals and key == "line"):
-            key, value = "line", word
-        elif word in PRESETS:
-            key, value = "preset", word
-        elif word == _CALLS:
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        is_key = key in _KEYS or any(key in beside for beside in _KEYS.values())
+        if "(?P<" in argument and not (equals and key == "line"):
+            key, value = "line", argument
+        elif argument in PRESETS:
+            key, value = "preset", argument
+        elif argument == _CALLS:
             key, value = _CALLS, ""
-        elif not (equals and known):
+        elif not (equals and is_key):
             if equals:
                 mistakes.note(
                     (), *unknown("key", key, sorted({*_KEYS, *(key for them in _KEYS.values() for key in them)}))
                 )
             else:
-                message, fix = unknown("preset", word, PRESETS)
+                message, fix = unknown("preset", argument, PRESETS)
                 mistakes.note((), message, fix or "or write a pattern with a group (?P<step>\\d+), or KEY=VALUE")
             continue
         if key == "also":
@@ -115,17 +115,17 @@ def parse_words(words: Iterable[str], origin: str = "--progress") -> Progress | 
         else:
             raw[key] = True if key == _CALLS else _scalar(key, value)
     mistakes.raise_if_any()
-    found = parse(raw or None, (), mistakes)
+    progress = parse(raw or None, (), mistakes)
     mistakes.raise_if_any()
-    return found
+    return progress
 
 
 def parse_value(value: object, origin: str = "progress") -> Progress | None:
     """Parse ``progress:`` as plain data, such as from Python. Raises FileMistakes, with ``origin`` as the file."""
     mistakes = Mistakes(Written(Document(origin, value, {})))
-    found = parse(value, (), mistakes)
+    progress = parse(value, (), mistakes)
     mistakes.raise_if_any()
-    return found
+    return progress
 
 
 def _scalar(key: str, value: str) -> object:
@@ -273,7 +273,7 @@ class _Reader:
         if not isinstance(also, Mapping):
             self._note("also", *expected("a mapping of names", also, "write also: {grad_norm: NAME}"))
             return {}
-        found: dict[str, str] = {}
+        sources: dict[str, str] = {}
         for name, source in also.items():
             own = name in RESERVED or name in (*_NAMES, "tokens", "epoch_step", "epoch_steps")
             if own or not str(name).isidentifier():
@@ -283,8 +283,8 @@ class _Reader:
             elif not isinstance(source, str) or not 0 < len(source) <= _LONGEST_NAME:
                 self._mistakes.note((*self._path, "also", name), *expected("a name", source, "write it as it is there"))
             else:
-                found[str(name)] = source
-        return found
+                sources[str(name)] = source
+        return sources
 
     def _name(self, key: str) -> str | None:
         name = self._raw.get(key)
@@ -309,7 +309,7 @@ class _Reader:
             ]
         except ValueError:
             fields = [("", "")]
-        if bad := [name + more for name, more in fields if name not in PLACEHOLDERS or more]:
+        if bad := [name + suffix for name, suffix in fields if name not in PLACEHOLDERS or suffix]:
             self._note(
                 key,
                 f"unknown placeholder {{{bad[0]}}}",

@@ -117,23 +117,23 @@ Progress = LinePattern | CsvFile | EventFiles | Endpoint | Calls
 
 def to_dict(progress: Progress) -> dict[str, Any]:
     """Return ``progress`` in the form of an experiment file; ``progress_schema.parse`` reads it back."""
-    found: dict[str, Any]
+    section: dict[str, Any]
     match progress:
         case LinePattern(preset=preset) if preset:
-            found = {"preset": preset}
+            section = {"preset": preset}
         case LinePattern(patterns=patterns):
-            found = {"line": patterns[0] if len(patterns) == 1 else list(patterns)}
+            section = {"line": patterns[0] if len(patterns) == 1 else list(patterns)}
         case CsvFile(path=path, sources=sources, time=time):
-            found = {"csv": path, **sources.to_dict(), **({"time": time} if time else {})}
+            section = {"csv": path, **sources.to_dict(), **({"time": time} if time else {})}
         case EventFiles(path=path, sources=sources):
-            found = {"tensorboard": path, **sources.to_dict()}
+            section = {"tensorboard": path, **sources.to_dict()}
         case Endpoint(port=port, sources=sources):
-            found = {"prometheus": port, **sources.to_dict()}
+            section = {"prometheus": port, **sources.to_dict()}
         case Calls():
-            found = {"calls": True}
+            section = {"calls": True}
     if isinstance(progress, LinePattern) and progress.every is not None:
-        found["every"] = progress.every
+        section["every"] = progress.every
     if progress.tokens_per_step is not None:
         number = progress.tokens_per_step
-        found["tokens"] = int(number) if number == int(number) else number
-    return found
+        section["tokens"] = int(number) if number == int(number) else number
+    return section

@@ -59,9 +59,9 @@ class StepCounter:
         if step is None:
             return None
         held, self._held = self._held, {}
-        said = {name: value for name, value in held.items() if name not in _OWN}
+        figures = {name: value for name, value in held.items() if name not in _OWN}
         if step == self.step:
-            if all(self._written.get(name) == value for name, value in said.items()):
+            if all(self._written.get(name) == value for name, value in figures.items()):
                 self._held = {name: value for name, value in held.items() if name in _OWN}
                 return None
             tokens = None
@@ -69,10 +69,10 @@ class StepCounter:
         else:
             tokens = self._tokens(step, held)
             self._written = {}
-        self._written |= said
+        self._written |= figures
         self.step = step
-        loss = said.pop("train_loss", None)
-        return {"kind": "progress", "t": t, "step": step, "tokens": tokens, "train_loss": loss, **said}
+        loss = figures.pop("train_loss", None)
+        return {"kind": "progress", "t": t, "step": step, "tokens": tokens, "train_loss": loss, **figures}
 
     def _step(self, values: Mapping[str, float]) -> int | None:
         """Return the step over all epochs; None if there is none, or it is not a whole number from 0."""
@@ -105,11 +105,11 @@ class StepCounter:
         return None if per_step is None else _whole(per_step * passed)
 
     def _per_step(self) -> float | None:
-        said = self._announced
-        if "tokens_per_step" in said:
-            return said["tokens_per_step"]
-        if "sequences_per_step" in said and "tokens_per_sequence" in said:
-            return said["sequences_per_step"] * said["tokens_per_sequence"]
+        announced = self._announced
+        if "tokens_per_step" in announced:
+            return announced["tokens_per_step"]
+        if "sequences_per_step" in announced and "tokens_per_sequence" in announced:
+            return announced["sequences_per_step"] * announced["tokens_per_sequence"]
         return None
 
 

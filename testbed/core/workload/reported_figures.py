@@ -20,7 +20,7 @@ def reported(progress: Progress | None) -> frozenset[str]:
         return frozenset()
     if isinstance(progress, Calls):
         return frozenset({STEP, TRAIN_LOSS, TOKENS})
-    found = {STEP}
+    figures = {STEP}
     if isinstance(progress, LinePattern):
         groups = {group for pattern in progress.patterns for group in compiled(pattern).groupindex}
         counted = groups & {"tokens", "tokens_seen", "tokens_per_step", "sequences_per_step"}
@@ -29,7 +29,7 @@ def reported(progress: Progress | None) -> frozenset[str]:
         with_loss = progress.sources.train_loss is not None
         with_tokens = progress.sources.tokens is not None or progress.sources.tokens_seen is not None
     return frozenset(
-        found
+        figures
         | ({TRAIN_LOSS} if with_loss else set())
         | ({TOKENS} if with_tokens or progress.tokens_per_step is not None else set())
     )

@@ -67,9 +67,9 @@ def offer(output: Mapping[int, Sequence[str]], presets: Mapping[str, Callable[[]
 
     ``presets``: by name, what makes a reader for one rank's lines.
     """
-    known = [found for name, made in presets.items() if (found := _by_preset(output, name, made))]
-    if known:
-        return max(known, key=lambda it: it[0])[1]
+    candidates = [candidate for name, made in presets.items() if (candidate := _by_preset(output, name, made))]
+    if candidates:
+        return max(candidates, key=lambda candidate: candidate[0])[1]
     return _by_pattern(output)
 
 
@@ -78,9 +78,9 @@ def _by_preset(output: Mapping[int, Sequence[str]], name: str, made: Callable[[]
     for rank, lines in output.items():
         reader, steps = made(), set()
         for line in lines:
-            said = reader(line)
-            if said is not None and (step := said.get("step", said.get("epoch_step"))) is not None:
-                steps.add((said.get("epoch"), step))
+            figures = reader(line)
+            if figures is not None and (step := figures.get("step", figures.get("epoch_step"))) is not None:
+                steps.add((figures.get("epoch"), step))
                 sample = line
         most = max(most, len(steps))
         ranks += [rank] if len(steps) >= _LEAST_STEPS else []
@@ -108,17 +108,17 @@ def _patterns(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
     losses: dict[str, Counter[str]] = {}
     samples: dict[str, str] = {}
     for line in lines:
-        if (found := _STEP.search(line[:_LONGEST])) is None:
+        if (step_match := _STEP.search(line[:_LONGEST])) is None:
             continue
-        way = _named(found[1], found[2]) + r"(?P<step>\d+)"
+        way = _named(step_match[1], step_match[2]) + r"(?P<step>\d+)"
         ways[way] += 1
         samples[way] = line
-        if (loss := _LOSS.search(line[:_LONGEST], found.end())) is not None:
+        if (loss := _LOSS.search(line[:_LONGEST], step_match.end())) is not None:
             losses.setdefault(way, Counter())[_named(loss[1], loss[2])] += 1
     for way, count in ways.most_common(5):
-        told = losses.get(way, Counter()).most_common(1)
-        if told and 2 * told[0][1] >= count:
-            yield f"{way}.*?{told[0][0]}{_OF_A_LOSS}", samples[way]
+        commonest_losses = losses.get(way, Counter()).most_common(1)
+        if commonest_losses and 2 * commonest_losses[0][1] >= count:
+            yield f"{way}.*?{commonest_losses[0][0]}{_OF_A_LOSS}", samples[way]
         else:
             yield way, samples[way]
 
@@ -131,7 +131,7 @@ def _named(word: str, between: str) -> str:
 
 def _steps(pattern: str, lines: Iterable[str]) -> list[int]:
     expression = re.compile(pattern)
-    return [int(found["step"]) for line in lines if (found := expression.search(line[:_LONGEST]))]
+    return [int(match["step"]) for line in lines if (match := expression.search(line[:_LONGEST]))]
 
 
 def _rise(steps: Sequence[int]) -> bool:

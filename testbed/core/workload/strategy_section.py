@@ -33,20 +33,20 @@ def option_keys() -> frozenset[str]:
 def split(
     section: Mapping[str, object], own: Collection[str], note: Note
 ) -> tuple[dict[str, object], dict[str, tuple[tuple[str, ...], object]]]:
-    """Split a section into its own keys and those of options: (rest, path and value by the option's dotted name).
+    """Split a section into its own keys and those of options: (own values, path and value by the option's dotted name).
 
-    ``own``: keys of the section itself. A key that no strategy has stays in the rest.
+    ``own``: keys of the section itself. A key that no strategy has stays among the own values.
     """
-    rest: dict[str, object] = {}
-    found: dict[str, tuple[tuple[str, ...], object]] = {}
+    own_values: dict[str, object] = {}
+    options: dict[str, tuple[tuple[str, ...], object]] = {}
     for key, name, path, value in _written(section, own):
         if name is None:
-            rest[key] = value
-        elif name in found:
+            own_values[key] = value
+        elif name in options:
             note(path, f"{name} is written twice", "keep one of them")
         else:
-            found[name] = (path, value)
-    return rest, found
+            options[name] = (path, value)
+    return own_values, options
 
 
 def _written(
@@ -104,11 +104,11 @@ def parse_words(text: str) -> tuple[str, dict[str, object]]:
     >>> parse_words("multi-tier:every=50,regions=[[east, west], [south]]")
     ('multi-tier', {'every': '50', 'regions': '[[east, west], [south]]'})
     """
-    name, colon, rest = text.strip().partition(":")
+    name, colon, options_text = text.strip().partition(":")
     if colon and not name.strip():
         raise Unreadable(*expected("NAME:KEY=VALUE", text, "write diloco:every=50,outer.rate=0.7"))
     options: dict[str, object] = {}
-    for word in _split(rest) if colon else ():
+    for word in _split(options_text) if colon else ():
         key, equals, value = (part.strip() for part in word.partition("="))
         if not (key and equals and value):
             raise Unreadable(*expected("KEY=VALUE", word.strip(), f"write {name}:every=50,outer.rate=0.7"))
@@ -124,13 +124,13 @@ def list_of_words(text: str) -> list[str]:
     >>> list_of_words("ddp,diloco:every=50,outer.rate=0.7,hierarchical")
     ['ddp', 'diloco:every=50,outer.rate=0.7', 'hierarchical']
     """
-    found: list[str] = []
+    strategies: list[str] = []
     for word in _split(text):
-        if found and "=" in word and ":" not in word.partition("=")[0]:
-            found[-1] += f",{word.strip()}"
+        if strategies and "=" in word and ":" not in word.partition("=")[0]:
+            strategies[-1] += f",{word.strip()}"
         else:
-            found.append(word.strip())
-    return found
+            strategies.append(word.strip())
+    return strategies
 
 
 def _split(text: str) -> list[str]:

@@ -72,8 +72,8 @@ class AgentWorkload:
             raise UserError(f"width must be a multiple of heads, got width {self.width} and {self.heads} heads")
         options = {option.name for option in twin_class(self.strategy).options}
         if foreign := sorted({*self.options} - options):
-            known = ", ".join(sorted(options)) or "none"
-            raise UserError(f"strategy {self.strategy} has no option {foreign[0]} (available: {known})")
+            available = ", ".join(sorted(options)) or "none"
+            raise UserError(f"strategy {self.strategy} has no option {foreign[0]} (available: {available})")
 
     @property
     def agents(self) -> AgentWorkload:
@@ -106,10 +106,10 @@ class AgentWorkload:
 
         Gradients of a model of declared size are cut into as many buckets as at full scale.
         """
-        known = {option.name: option.default for option in twin_class(self.strategy).options}
-        if BUCKETS in known and self.compute is not None and self.compute.model is not None:
-            known[BUCKETS] = full_scale_buckets(self.compute.model, self.layers)
-        return known | dict(self.options)
+        option_values = {option.name: option.default for option in twin_class(self.strategy).options}
+        if BUCKETS in option_values and self.compute is not None and self.compute.model is not None:
+            option_values[BUCKETS] = full_scale_buckets(self.compute.model, self.layers)
+        return option_values | dict(self.options)
 
     def refused(self, scale: float) -> str:
         """Return why a lab of this ``scale`` cannot hold the model; empty if it can."""

@@ -66,17 +66,17 @@ def examine(workload: AgentWorkload, topology: Topology, unsure: Collection[str]
         fix = f"write another model, or change scale: of the topology ({topology.scale:g} now)"
         return (Mistake("model", why, fix),)
     twin = twin_of(workload, topology)
-    found = [*_wrong_speeds(twin.layout), *twin.mistakes()]
+    mistakes = [*_wrong_speeds(twin.layout), *twin.mistakes()]
     if unsure:
         other = {name: _other(value) if name in unsure else value for name, value in twin.values.items()}
         of_any = make(twin.name, other, twin.layout).mistakes()
-        found = [mistake for mistake in found if mistake in of_any or mistake.option == "compute"]
+        mistakes = [mistake for mistake in mistakes if mistake in of_any or mistake.option == "compute"]
     if workload.asleep and not twin.asleep:
         why = f"strategy {twin.name} splits the matrices of a real model, and the declared one only sleeps"
-        found.append(Mistake("compute", why, f"write compute: {{real: true, at_least: {workload.step_s:g}s}}"))
-    if not unsure and all(mistake.warning for mistake in found):
-        found += _small_messages(twin, topology)
-    return tuple(sorted(found, key=lambda it: it.warning))
+        mistakes.append(Mistake("compute", why, f"write compute: {{real: true, at_least: {workload.step_s:g}s}}"))
+    if not unsure and all(mistake.warning for mistake in mistakes):
+        mistakes += _small_messages(twin, topology)
+    return tuple(sorted(mistakes, key=lambda mistake: mistake.warning))
 
 
 def _wrong_speeds(layout: Layout) -> Iterator[Mistake]:
@@ -125,18 +125,18 @@ def findings(
 
 def refuse_mistakes(workload: AgentWorkload, topology: Topology, label: str = "the workload") -> tuple[Finding, ...]:
     """Return the warnings on a workload that no file describes. Raises FileMistakes if it has mistakes."""
-    found = findings(workload, topology, label)
-    if wrong := [mistake for mistake in found if not mistake.warning]:
+    mistakes = findings(workload, topology, label)
+    if wrong := [mistake for mistake in mistakes if not mistake.warning]:
         raise FileMistakes(wrong)
-    return found
+    return mistakes
 
 
 def refuse_mistakes_of(twin: Twin, label: str) -> None:
     """Raise FileMistakes if options of ``twin`` are wrong for its layout; ``label``: where they were written."""
-    found = [*_wrong_speeds(twin.layout), *(mistake for mistake in twin.mistakes() if not mistake.warning)]
-    if found:
+    mistakes = [*_wrong_speeds(twin.layout), *(mistake for mistake in twin.mistakes() if not mistake.warning)]
+    if mistakes:
         raise FileMistakes(
-            [Finding(label, 0, f"{mistake.option}: {mistake.message}", mistake.fix) for mistake in found]
+            [Finding(label, 0, f"{mistake.option}: {mistake.message}", mistake.fix) for mistake in mistakes]
         )
 
 
@@ -152,7 +152,7 @@ def _small_messages(twin: Twin, topology: Topology) -> Iterator[Mistake]:
     }
     if not exchanges:
         return
-    least = min(exchanges, key=lambda it: it.message_bytes)
+    least = min(exchanges, key=lambda exchange: exchange.message_bytes)
     packet = min((link.mtu for link in topology.links), default=0) - validity.HEADER_BYTES
     for validity_finding in validity_of(topology, least):
         if (

@@ -101,10 +101,10 @@ def _command(value: object) -> tuple[str, ...]:
         raise Unreadable(*expected("a list of words", value, "write command: [python, train.py]"))
     if len(value) > _MOST_WORDS:
         raise Unreadable(f"too many words: {len(value)}", f"use at most {_MOST_WORDS}")
-    words = tuple(_word(part) for part in value)
-    if not words[0].strip():
-        raise Unreadable(*expected("a program", words[0], "write command: [python, train.py]"))
-    return words
+    argv = tuple(_word(part) for part in value)
+    if not argv[0].strip():
+        raise Unreadable(*expected("a program", argv[0], "write command: [python, train.py]"))
+    return argv
 
 
 def _word(value: object) -> str:
@@ -127,7 +127,7 @@ def _environment(value: object) -> dict[str, str]:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             fix = "write letters, digits and _, as in OMP_NUM_THREADS"
             raise Unreadable(*expected("the name of a variable", name, fix))
-    return {str(name): _word(it) for name, it in value.items()}
+    return {str(name): _word(raw) for name, raw in value.items()}
 
 
 class _Section(Part):
@@ -191,18 +191,20 @@ def _agents(raw: object, path: Path, mistakes: Mistakes) -> AgentWorkload:
         mistakes.note((*path, *inner), message, fix)
 
     keys = sorted(OWN_KEYS)
-    found: dict[str, tuple[tuple[str, ...], object]] = {}
+    written_options: dict[str, tuple[tuple[str, ...], object]] = {}
     written: Mapping[str, object] = {}
     if isinstance(raw, Mapping):
-        raw, found = strategy_section.split(raw, keys, note)
+        raw, written_options = strategy_section.split(raw, keys, note)
         written = raw
-        known = {*keys, *_options()}
-        for key in [key for key in raw if key not in known]:
+        allowed_keys = {*keys, *_options()}
+        for key in [key for key in raw if key not in allowed_keys]:
             mistakes.note((*path, key), *_unknown_key(str(key), keys))
             raw.pop(key)
     section = check(_Section, raw, path, "the workload", mistakes)
     strategy = section.strategy or AgentWorkload.strategy
-    options = {} if (*path, "strategy") in mistakes.bad else strategy_section.read_options(strategy, found, note, keys)
+    options: dict[str, Any] = {}
+    if (*path, "strategy") not in mistakes.bad:
+        options = strategy_section.read_options(strategy, written_options, note, keys)
     compute = _compute(section, written, path, mistakes)
     bad_steps = mistakes.bad & {path, (*path, "steps")}
     layers = MODEL_LAYERS if section.layers is None and compute is not None and compute.model else section.layers

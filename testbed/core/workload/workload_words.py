@@ -62,12 +62,12 @@ def changed(
         compute, model, noise = (compute.written().get(key) for key in _OF_SECTION)
     section = _section(workload, strategy, options or {}, prefix)
     own = {} if workload.compute is None else workload.compute.written()
-    said = {"compute": _mapping(compute), "model": model, "noise": noise}
+    replacements = {"compute": _mapping(compute), "model": model, "noise": noise}
     if compute is not None and model is None:
         own.pop("model", None)  # it may not go with this compute
         if compute == "real":
             own.pop("noise", None)
-    section |= own | {key: value for key, value in said.items() if value is not None}
+    section |= own | {key: value for key, value in replacements.items() if value is not None}
     if layers is not None or workload.layers != AgentWorkload.layers:
         section["layers"] = workload.layers if layers is None else layers
     mistakes = Mistakes(_Said(yamltext.Document("", section, {}), prefix=prefix))
@@ -85,14 +85,14 @@ def _section(
     if strategy is None:
         return {"strategy": workload.strategy, **workload.options, **options}
     try:
-        name, words = strategy_section.parse_words(strategy)
+        name, written_options = strategy_section.parse_words(strategy)
     except Unreadable as error:
         raise FileMistakes([Finding(f"{prefix}strategy", 0, error.message, error.fix)]) from error
-    if own := [key for key in words if key in workload_schema.OWN_KEYS]:
+    if own := [key for key in written_options if key in workload_schema.OWN_KEYS]:
         message = f"{own[0]} belongs to the workload, not to a strategy"
         fix = f"write {prefix}{own[0]}" if own[0] in _SAID else f"write {own[0]}: in an experiment, under workload:"
         raise FileMistakes([Finding(f"{prefix}strategy", 0, message, fix)])
-    return {"strategy": name, **words, **options}
+    return {"strategy": name, **written_options, **options}
 
 
 def _mapping(compute: object) -> object:

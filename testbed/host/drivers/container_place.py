@@ -101,10 +101,12 @@ class ContainerPlace:
 
         Raises HostError, MissingTool.
         """
-        words = [*self._exec(["--workdir", "/"]), *argv]
+        docker_argv = [*self._exec(["--workdir", "/"]), *argv]
         bound_s = runner.LOOK_BOUND_S
         try:
-            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=bound_s)
+            done = subprocess.run(
+                docker_argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=bound_s
+            )
         except subprocess.TimeoutExpired as error:
             raise HostError(f"docker exec in {self.name} did not end within {bound_s:g} s") from error
         if done.returncode != 0:

@@ -80,12 +80,12 @@ def living_netns(lab: str, node: str) -> Path | None:
     The handle is a link to /proc/PID/ns/net. After the container has exited, a recycled pid would make it a
     namespace of the host, hence the comparison.
     """
-    found = netns_of(lab, node)
-    if not found.is_symlink():
-        return found if found.exists() else None
-    if namespace.inode(found) in (0, namespace.inode("/proc/self/ns/net")):
+    handle = netns_of(lab, node)
+    if not handle.is_symlink():
+        return handle if handle.exists() else None
+    if namespace.inode(handle) in (0, namespace.inode("/proc/self/ns/net")):
         raise HostError(dead(lab, node))
-    return found
+    return handle
 
 
 def dead(lab: str, node: str) -> str:
@@ -129,14 +129,14 @@ def missing() -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"containerlab does not answer: {error}"
-    found = re.search(r"(\d+)\.(\d+)\.(\d+)", done.stdout)
-    if found is None:
+    match = re.search(r"(\d+)\.(\d+)\.(\d+)", done.stdout)
+    if match is None:
         return f"expected a version from 'containerlab version', got: {(done.stderr or done.stdout).strip()[:200]}"
-    version = tuple(int(group) for group in found.groups())
+    version = tuple(int(group) for group in match.groups())
     if version < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         update = installation.containerlab()
-        return f"containerlab is version {found[0]}, expected {oldest} or newer; update it with: {update}"
+        return f"containerlab is version {match[0]}, expected {oldest} or newer; update it with: {update}"
     return ""
 
 
@@ -272,30 +272,30 @@ class Containerlab:
     def _pids(self) -> dict[str, int]:
         return {one.labels["clab-node-name"]: int(one.attrs["State"]["Pid"]) for one in self._ours(whole=True)}
 
-    def _containerlab(self, words: Sequence[str], bound_s: float) -> str:
+    def _containerlab(self, arguments: Sequence[str], bound_s: float) -> str:
         """Run containerlab and return its output. Raises MissingTool, HostError."""
         tool, setpriv = shutil.which("containerlab"), shutil.which("setpriv")
         if tool is None or setpriv is None:
             raise MissingTool("containerlab" if tool is None else "setpriv", installation.containerlab())
         # If the keeper dies, containerlab must not continue to create containers without an owner.
-        argv = [setpriv, "--pdeathsig", "TERM", "--", tool, *words]
+        argv = [setpriv, "--pdeathsig", "TERM", "--", tool, *arguments]
         child = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env=_environment(self._folder, self.docker), cwd="/", start_new_session=True,
         )  # fmt: skip
         try:
-            words_said, _ = child.communicate(timeout=bound_s)
+            output, _ = child.communicate(timeout=bound_s)
         except BaseException as error:
             if child.returncode is None:  # once it is reaped, another process group may have its number
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
             child.communicate()
             if isinstance(error, subprocess.TimeoutExpired):
-                raise HostError(f"containerlab {words[0]} did not finish within {bound_s:.0f} s") from error
+                raise HostError(f"containerlab {arguments[0]} did not finish within {bound_s:.0f} s") from error
             raise
         if child.returncode != 0:
-            raise HostError(f"containerlab {words[0]} failed: {_essence(words_said)}")
-        return words_said
+            raise HostError(f"containerlab {arguments[0]} failed: {_essence(output)}")
+        return output
 
     def _await_networks(self, names: Sequence[str], pids: Mapping[str, int]) -> None:
         until = time.monotonic() + _READY_BOUND_S
@@ -314,7 +314,7 @@ class Containerlab:
         """Return a clause that names the running containers without a network; empty if docker does not answer."""
         with contextlib.suppress(HostError):
             late = [
-                it for it, pid in self._pids().items() if pid and not Path(f"/proc/{pid}/root{READY_FILE}").exists()
+                node for node, pid in self._pids().items() if pid and not Path(f"/proc/{pid}/root{READY_FILE}").exists()
             ]
             if late:
                 return f"; nodes without a network: {', '.join(sorted(late))}"
@@ -326,8 +326,8 @@ class Containerlab:
                 raw = client(self.docker).containers.get(container_name(self._lab, node)).logs(tail=5)
         except HostError:
             return ""
-        words = raw.decode(errors="replace").strip()
-        return f"; the last lines of {node}: {words}" if words else ""
+        log_text = raw.decode(errors="replace").strip()
+        return f"; the last lines of {node}: {log_text}" if log_text else ""
 
     def sweep(self, names: Sequence[str], pids: Mapping[str, int]) -> None:
         """Remove what a killed containerlab leaves on the host."""
@@ -386,21 +386,21 @@ def _environment(folder: Path, docker: Endpoint) -> dict[str, str]:
     }
 
 
-def _essence(words: str) -> str:
+def _essence(output: str) -> str:
     """Return the error lines of containerlab's output, without frames and time stamps."""
-    lines = [re.sub(r"^\d\d:\d\d:\d\d ", "", line.strip()) for line in words.splitlines()]
+    lines = [re.sub(r"^\d\d:\d\d:\d\d ", "", line.strip()) for line in output.splitlines()]
     lines = [line for line in lines if line and not line.startswith(("INFO", "│", "╭", "├", "╰"))]
     start = next((index for index, line in enumerate(lines) if line.startswith("ERR")), 0)
     return " ".join(lines[start:])[:600] or "no output"
 
 
-def complaint_of(words: str, node: str) -> str:
+def complaint_of(output: str, node: str) -> str:
     """Return the last lines of the command that failed in a node, from containerlab's output; empty if none failed.
 
     containerlab prints ``node=east-0 rc=2 stdout="" stderr=…`` and exits with 0; several lines are framed by │.
     """
-    found = re.search(rf'\bnode={re.escape(node)} rc=(\d+)(?s:.*?)\bstderr=("[^"\n]*"|(?:\s*\n\s*│.*)+|\S*)', words)
-    if found is None or found[1] == "0":
+    match = re.search(rf'\bnode={re.escape(node)} rc=(\d+)(?s:.*?)\bstderr=("[^"\n]*"|(?:\s*\n\s*│.*)+|\S*)', output)
+    if match is None or match[1] == "0":
         return ""
-    lines = [line.strip(' │"') for line in found[2].splitlines()]
-    return "; ".join([line for line in lines if line][-5:]) or f"its command exited with status {found[1]}"
+    lines = [line.strip(' │"') for line in match[2].splitlines()]
+    return "; ".join([line for line in lines if line][-5:]) or f"its command exited with status {match[1]}"

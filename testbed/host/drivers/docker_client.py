@@ -96,21 +96,22 @@ def _translation(error: Exception, doing: str) -> TestbedError | None:
     import docker.errors
     import requests
 
-    words = str(error)
+    message = str(error)
     if isinstance(error, docker.errors.NotFound):
         return NotThere(f"could not {doing}: not found ({error.explanation})")
     if isinstance(error, docker.errors.APIError):
         return HostError(f"could not {doing}: docker reports: {error.explanation or error}")
     if isinstance(error, docker.errors.ContainerError):
-        said = error.stderr or b""
-        last = (said.decode(errors="replace") if isinstance(said, bytes) else said).strip().splitlines()[-1:]
+        stderr = error.stderr or b""
+        last = (stderr.decode(errors="replace") if isinstance(stderr, bytes) else stderr).strip().splitlines()[-1:]
         return HostError(f"could not {doing}: it exited with status {error.exit_status}: {' '.join(last)}")
     if not isinstance(error, docker.errors.DockerException | requests.exceptions.RequestException):
         return None
-    if "PermissionError" in words or "Permission denied" in words:
+    if "PermissionError" in message or "Permission denied" in message:
         return NotAllowed(f"could not {doing}: {no_permission()}")
-    if "FileNotFoundError" in words or "ConnectionRefused" in words or "Connection refused" in words:
+    if "FileNotFoundError" in message or "ConnectionRefused" in message or "Connection refused" in message:
         return HostError(f"could not {doing}: {does_not_run()}")
-    if isinstance(error, requests.exceptions.Timeout) or "timed out" in words:  # wrapped if it occurs while connecting
+    # A timeout while connecting is wrapped.
+    if isinstance(error, requests.exceptions.Timeout) or "timed out" in message:
         return HostError(f"could not {doing}: docker did not answer within {ANSWER_BOUND_S} s")
-    return HostError(f"could not {doing}: {words}")
+    return HostError(f"could not {doing}: {message}")

@@ -152,8 +152,8 @@ def ask(where: Endpoint, path: str, bound_s: float = ASK_BOUND_S, **query: str) 
     except PermissionError as error:
         raise NotAllowed(no_permission()) from error
     except TimeoutError as error:
-        words = f"docker did not answer within {bound_s:g} s{where.silence}; see: service docker status"
-        raise HostError(words) from error
+        message = f"docker did not answer within {bound_s:g} s{where.silence}; see: service docker status"
+        raise HostError(message) from error
     except (OSError, http.client.HTTPException) as error:
         raise HostError(does_not_run() + where.silence) from error
     finally:

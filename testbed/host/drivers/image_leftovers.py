@@ -66,7 +66,7 @@ def sweep(made: Collection[str], say: Callable[[str], None]) -> None:
 
 
 def _ours(image: dict[str, Any], made: Collection[str]) -> bool:
-    if any(image["Id"].removeprefix("sha256:").startswith(it) for it in made):
+    if any(image["Id"].removeprefix("sha256:").startswith(image_id) for image_id in made):
         return True
     label = (image.get("Labels") or {}).get(BUILDER)
     if label is None:
@@ -86,8 +86,8 @@ def _unfinished(image: dict[str, Any], label: str) -> bool:
 
 
 def _alive(label: str) -> bool:
-    boot, _, rest = label.partition(":")
-    pid, _, began = rest.partition(":")
+    boot, _, pid_and_start = label.partition(":")
+    pid, _, began = pid_and_start.partition(":")
     if not (pid.isdecimal() and began.isdecimal()):
         return False
     return boot == process.boot_id() and process.is_same(int(pid), int(began))

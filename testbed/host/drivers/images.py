@@ -99,22 +99,22 @@ def missing(image: str = "", extras: Sequence[str] = ()) -> str:
     name = image or reference()
     try:
         with translated(f"look for the image {name}"):
-            found = client().images.get(name)
+            docker_image = client().images.get(name)
     except NotThere:
         with translated("list images"):
-            others = sorted(tag for image_found in client().images.list(REPOSITORY) for tag in image_found.tags)
+            others = sorted(tag for local_image in client().images.list(REPOSITORY) for tag in local_image.tags)
         available = f" (available: {', '.join(others)})" if others else ""
         return f"unknown image {name}{available}; build it with: {build_command()}"
-    version = found.labels.get(f"{LABEL}.version", "")
+    version = docker_image.labels.get(f"{LABEL}.version", "")
     if version != __version__:
         return (
             f"image {name} {f'is for testbed {version}' if version else 'was not built by testbed'}, expected"
             f" {__version__}; build a new one with: {build_command()}"
         )
-    holds = found.labels.get(f"{LABEL}.with", "").split()
+    holds = docker_image.labels.get(f"{LABEL}.with", "").split()
     options = [word for extra in dict.fromkeys([*holds, *extras]) for word in ("--with", extra)]
     again = build_command(*options)
-    if found.labels.get(f"{LABEL}.agents") != agents_digest():
+    if docker_image.labels.get(f"{LABEL}.agents") != agents_digest():
         return f"image {name} has different agents than this testbed; build a new one with: {again}"
     if lacking := [extra for extra in extras if extra not in holds]:
         return f"image {name} was built without {', '.join(lacking)}; build a new one with: {again}"
@@ -155,7 +155,7 @@ def build(
     for given in (base, tag):
         refuse_bad_name(given)
     extras = tuple(dict.fromkeys(extras))
-    more = [requirement for extra in extras for requirement in requirements(extra)]
+    extra_requirements = [requirement for extra in extras for requirement in requirements(extra)]
     chosen, name = base or _default_base(), tag or reference(gpu=gpu)
     began = time.monotonic()
     say(f"building {name} takes one to three minutes on two cores, and the download of {'GBs' if gpu else '250 MB'}"
@@ -169,7 +169,7 @@ def build(
         say(f"base image {chosen}")
         python = _python_of(chosen)
         say(f"downloading packages for Python {python}" + (f" from {wheels}" if wheels else ""))
-        download_packages(context / "wheels", python, wheels, gpu, more, say)
+        download_packages(context / "wheels", python, wheels, gpu, extra_requirements, say)
         _agents_into(context)
         arguments = {"BASE_IMAGE": chosen, "VERSION": __version__, "AGENTS": agents_digest(), "WITH": " ".join(extras)}
         arguments["BUILDER"] = image_leftovers.builder()
@@ -180,7 +180,7 @@ def build(
             _sweep(made, say)
     say("testing the image")
     with translated(f"run {name}"):
-        words = client().containers.run(
+        output = client().containers.run(
             name,
             ["python", "-c", "import torch, testbed_agents.fork_server; print(torch.__version__)"],
             remove=True,
@@ -188,7 +188,7 @@ def build(
             network_mode="none",
         )
     size = client().images.get(name).attrs["Size"]
-    say(f"{name}: torch {words.decode().strip()}, {size / 1e6:.0f} MB, built in {time.monotonic() - began:.0f} s")
+    say(f"{name}: torch {output.decode().strip()}, {size / 1e6:.0f} MB, built in {time.monotonic() - began:.0f} s")
     return name
 
 
@@ -219,8 +219,8 @@ def make_base(suite: str = "bookworm", *, say: Say = lambda line: None) -> str:
         # debootstrap mounts /proc and more below the new root. It runs in a mount namespace of its own: if it fails
         # with them still mounted, removing the folder cannot reach the host's files through them.
         apart = [runner.tool("unshare"), "--mount", "--propagation", "private", "--"]
-        words = ["--variant=minbase", f"--include={','.join(_DEBOOTSTRAP)}", suite, str(root)]
-        run_program([*apart, tool, *words], say, "I: Base system", name="debootstrap")
+        arguments = ["--variant=minbase", f"--include={','.join(_DEBOOTSTRAP)}", suite, str(root)]
+        run_program([*apart, tool, *arguments], say, "I: Base system", name="debootstrap")
         for useless in (
             "var/cache/apt/archives",
             "var/lib/apt/lists",
@@ -258,15 +258,17 @@ def _python_of(image: str) -> str:
     command = ["python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
     try:
         with translated(f"run {image}"):
-            words = client().containers.run(image, command, remove=True, network_mode="none")
+            output = client().containers.run(image, command, remove=True, network_mode="none")
     except HostError as error:
         base = invocation.command("image", "base", root=True)
         raise HostError(f"{error}; without access to a registry, build a base first: {base}") from error
-    return str(words.decode().strip())
+    return str(output.decode().strip())
 
 
-def download_packages(folder: Path, python: str, wheels: Path | None, gpu: bool, more: Sequence[str], say: Say) -> None:
-    """Download torch, the agents' requirements and ``more`` into ``folder``, for the image's Python.
+def download_packages(
+    folder: Path, python: str, wheels: Path | None, gpu: bool, extra_requirements: Sequence[str], say: Say
+) -> None:
+    """Download torch, the agents' requirements and ``extra_requirements`` into ``folder``, for the image's Python.
 
     Writes ``requirements.txt`` beside them.
     """
@@ -274,8 +276,8 @@ def download_packages(folder: Path, python: str, wheels: Path | None, gpu: bool,
     machine = os.uname().machine
     target = ["--only-binary=:all:", f"--python-version={python}", "--implementation=cp", "--dest", str(folder)]
     target += [f"--platform={platform}_{machine}" for platform in _PLATFORMS]
-    found = ["--find-links", str(wheels)] if wheels else []
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", *target, *found]
+    find_links = ["--find-links", str(wheels)] if wheels else []
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", *target, *find_links]
     # torch alone and first, from a source that has its CPU build: the default index has the one with CUDA.
     sources: list[list[str]] = [[]] if gpu else [["--no-index"]] if wheels else []
     if not gpu:
@@ -296,13 +298,17 @@ def download_packages(folder: Path, python: str, wheels: Path | None, gpu: bool,
     torch = next(folder.glob("torch-*.whl"))
     # With the requirements of this wheel: a CUDA build cannot be imported without its libraries.
     run_program([*pip, *NEEDED, str(torch)], say, "Saved ")
-    if more:
+    if extra_requirements:
         # Pin torch to the downloaded wheel, so that no dependency replaces it.
         chosen = folder / "constraints.txt"
         chosen.write_text(f"torch @ {torch.as_uri()}\n")
-        run_program([*pip, "--constraint", str(chosen), "--find-links", str(folder), *more], say, "Saved ")
+        run_program(
+            [*pip, "--constraint", str(chosen), "--find-links", str(folder), *extra_requirements], say, "Saved "
+        )
         chosen.unlink()
-    (folder / "requirements.txt").write_text("".join(f"{module}\n" for module in ("torch", *NEEDED, *more)))
+    (folder / "requirements.txt").write_text(
+        "".join(f"{module}\n" for module in ("torch", *NEEDED, *extra_requirements))
+    )
 
 
 def _agents_package() -> Path:
@@ -354,19 +360,22 @@ def _docker_build(context: Path, name: str, arguments: dict[str, str], say: Say,
                 fileobj=archive, custom_context=True, tag=name, buildargs=arguments, decode=True, rm=True, forcerm=True,
                 timeout=_BOUND_S, network_mode="none" if arguments["BASE_IMAGE"] == BASE else None,
             )  # fmt: skip
-            words: list[str] = []  # output of the step's command, which has the reason; docker adds only the status
+            # Of the step's command, which has the reason; docker adds only the status.
+            output_lines: list[str] = []
             try:
                 for step in steps:
                     if "error" in step:
-                        raise HostError(f"could not build {name}: {'; '.join(words[-3:]) or step['error'].strip()}")
+                        raise HostError(
+                            f"could not build {name}: {'; '.join(output_lines[-3:]) or step['error'].strip()}"
+                        )
                     for line in map(str.strip, step.get("stream", "").splitlines()):
                         if line.startswith("Step "):
                             say(line)
-                            words = []
-                        elif found := _MADE.fullmatch(line):
-                            made.update([found[1]] if not any(image.startswith(found[1]) for image in before) else [])
+                            output_lines = []
+                        elif match := _MADE.fullmatch(line):
+                            made.update([match[1]] if not any(image.startswith(match[1]) for image in before) else [])
                         elif line and not line.startswith(("--->", "Removing intermediate container ")):
-                            words.append(line)
+                            output_lines.append(line)
             finally:
                 steps.close()  # after Ctrl-C docker would go on
 

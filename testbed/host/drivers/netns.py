@@ -90,13 +90,13 @@ class NetnsDriver:
             return  # everything else is inside namespaces and is removed with them
         name = addressing.namespace_name(self._lab, step.name)
         path = namespace.netns_path(name)
-        found, expected = namespace.inode(path), facts.get("inode", 0)
+        inode, expected = namespace.inode(path), facts.get("inode", 0)
         if step.name in self._open:
             self._open.pop(step.name).close()
-        if found and expected and found != expected:
+        if inode and expected and inode != expected:
             raise HostError(f"{path} is not the namespace that this lab created (another inode): not removed")
-        if found and found != namespace.inode("/proc/self/ns/net"):
-            stuck = process.end_all(process.inside({found}))
+        if inode and inode != namespace.inode("/proc/self/ns/net"):
+            stuck = process.end_all(process.inside({inode}))
             if stuck:
                 raise HostError(f"processes {stuck} in {name} did not end after SIGKILL")
         namespace.remove(name, self._handles / step.name if step.isolated else None)

@@ -132,12 +132,14 @@ class Fiberd:
 
     def differences(self, expected: Mapping[str, Impairment]) -> list[str]:
         """Read the values in force back; return one sentence per difference. Raises LabError as :meth:`set`."""
-        found = dict(_parse_values(reply) for reply in self._ask([f"get {name}" for name in expected], collect=True))
+        values_in_force = dict(
+            _parse_values(reply) for reply in self._ask([f"get {name}" for name in expected], collect=True)
+        )
         return [
-            f"{name}: {key} is {found.get(name, {}).get(key)}, expected {value}"
+            f"{name}: {key} is {values_in_force.get(name, {}).get(key)}, expected {value}"
             for name, impairment in expected.items()
             for key, value in _values(impairment).items()
-            if not _same(found.get(name, {}).get(key), value)
+            if not _same(values_in_force.get(name, {}).get(key), value)
         ]
 
     def stats(self) -> tuple[DirectionStats, ...]:
@@ -158,11 +160,11 @@ class Fiberd:
         lost: int | None = None
         while lost is None:
             for line in self._ask(["recorded"], collect=True):
-                kind, *words = line.split()
+                kind, *fields = line.split()
                 if kind == "lost":
-                    lost = int(words[0])
+                    lost = int(fields[0])
                 else:
-                    packets.append(RecordedPacket(words[0], *map(int, words[1:])))
+                    packets.append(RecordedPacket(fields[0], *map(int, fields[1:])))
         self._ask([f"record {nonce}"])
         return PacketRecord(tuple(packets), lost)
 
@@ -263,10 +265,10 @@ class Fiberd:
     def _obituary(self) -> str:
         status = self.wait(1.0)
         end = "closed its control socket" if status is None else f"ended with status {status}"
-        words = ""
+        last_line = ""
         with contextlib.suppress(OSError):
-            words = self._log_path.read_text(errors="replace").strip().rpartition("\n")[2]
-        return f"fiberd (pid {self.pid}) {end}" + (f": {words}" if words else "")
+            last_line = self._log_path.read_text(errors="replace").strip().rpartition("\n")[2]
+        return f"fiberd (pid {self.pid}) {end}" + (f": {last_line}" if last_line else "")
 
 
 def _values(impairment: Impairment) -> dict[str, str | float]:
@@ -296,15 +298,15 @@ def _values(impairment: Impairment) -> dict[str, str | float]:
 
 
 def _parse_values(line: str) -> tuple[str, dict[str, str]]:
-    _, name, *words = line.split()
-    return name, dict(word.split("=", 1) for word in words)
+    _, name, *assignments = line.split()
+    return name, dict(word.split("=", 1) for word in assignments)
 
 
-def _same(found: str | None, asked: str | float) -> bool:
+def _same(in_force: str | None, asked: str | float) -> bool:
     """Whether a value read back is the one that was sent; fiberd prints numbers with all their digits."""
-    if found is None:
+    if in_force is None:
         return False
-    return found == asked if isinstance(asked, str) else float(found) == float(asked)
+    return in_force == asked if isinstance(asked, str) else float(in_force) == float(asked)
 
 
 def _scheduling(answer: Mapping[str, str]) -> str:
@@ -314,8 +316,8 @@ def _scheduling(answer: Mapping[str, str]) -> str:
 
 
 def _parse_stats(line: str) -> DirectionStats:
-    _, name, *words = line.split()
-    values = dict(word.split("=", 1) for word in words)
+    _, name, *assignments = line.split()
+    values = dict(word.split("=", 1) for word in assignments)
     return DirectionStats(
         direction=name,
         packets=int(values["packets"]),

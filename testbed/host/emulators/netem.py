@@ -214,7 +214,7 @@ class Netem:
         with self._lock:
             self._refuse_stopped()
             # Seeds change with each change: none is expected.
-            wanted = {name: qdiscs_of(name, it, self._ways[name].mtu) for name, it in expected.items()}
+            wanted = {name: qdiscs_of(name, impairment, self._ways[name].mtu) for name, impairment in expected.items()}
             return self._differences(wanted)
 
     def stats(self) -> tuple[DirectionStats, ...]:
@@ -224,15 +224,15 @@ class Netem:
         """
         with self._lock:
             self._refuse_stopped()
-            found = self._count()
+            counters = self._count()
             counts = namespace.inside(self._netns, traffic)
             return tuple(
                 way.counted.stats(
                     way.direction.name,
-                    found[way.egress]["netem"],
-                    found[way.egress]["tbf"],
+                    counters[way.egress]["netem"],
+                    counters[way.egress]["tbf"],
                     # Drops by a filter are counted by the clsact qdisc (net/core/dev.c, tc_run).
-                    found[way.ingress]["clsact"].drops,
+                    counters[way.ingress]["clsact"].drops,
                     counts[way.direction.egress],
                     counts[way.direction.ingress],
                 )
@@ -288,30 +288,30 @@ class Netem:
             rtnetlink.exchange(self._raw, [tbf.request(way.egress, True)])
 
     def _differences(self, wanted: Mapping[str, tuple[tc.Netem, tc.Tbf]]) -> list[str]:
-        found = namespace.inside(self._netns, tc.qdiscs)
+        qdiscs = namespace.inside(self._netns, tc.qdiscs)
         return [
             f"{name}: {what}"
             for name, pair in wanted.items()
-            for what in tc.differences(found.get(self._ways[name].direction.egress, {}), *pair)
+            for what in tc.differences(qdiscs.get(self._ways[name].direction.egress, {}), *pair)
         ]
 
     def _next_seed(self, way: _Attached) -> int | None:
         """Return a new seed: netem restarts its sequence with each change and would lose the same packets again."""
         if self._seed is None:
             return None
-        words = f"{self._seed} {way.direction.name} {way.changes}".encode()
-        return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
+        seed_material = f"{self._seed} {way.direction.name} {way.changes}".encode()
+        return int.from_bytes(hashlib.blake2b(seed_material, digest_size=8).digest(), "little")
 
     def _count(self) -> dict[int, dict[str, tc.Counters]]:
         """Read the kernel's counters. Raises LabError if a direction's qdiscs were removed by another program."""
         with _translated("read the counters of netem"):
-            found = tc.counters(self._raw)
+            counters = tc.counters(self._raw)
         for way in self._ways.values():
-            qdiscs = found.get(way.egress, {})
+            qdiscs = counters.get(way.egress, {})
             if not {"netem", "tbf"} <= set(qdiscs):
                 raise LabError(f"{way.direction.name}: netem or tbf was removed from {way.direction.egress}")
             way.counted.look(qdiscs["netem"], qdiscs["tbf"], by_chance=way.impairment.mean_loss > 0)
-        return found
+        return counters
 
     def _limit(self, way: _Attached, largest_bytes: int) -> None:
         """Drop larger IP packets at the ingress; 0: none."""

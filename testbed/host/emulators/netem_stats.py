@@ -35,11 +35,11 @@ class Counted:
 
     def look(self, netem: tc.Counters, tbf: tc.Counters, by_chance: bool) -> None:
         """Attribute new drops. netem's include its child's; the rest is random loss if there is any, else the limit."""
-        more = max(0, (netem.drops - self.seen[0]) - (tbf.drops - self.seen[1]))
+        new_drops = max(0, (netem.drops - self.seen[0]) - (tbf.drops - self.seen[1]))
         if by_chance:
-            self.lost += more
+            self.lost += new_drops
         else:
-            self.crowded += more
+            self.crowded += new_drops
         self.seen = (netem.drops, tbf.drops)
 
     def replaced(self, netem: tc.Counters, tbf: tc.Counters) -> None:

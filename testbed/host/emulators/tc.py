@@ -180,13 +180,13 @@ class Tbf:
 
 def larger_than(limit: int) -> tuple[tuple[int, int], ...]:
     """Return 16-bit (value, mask) pairs that together match every number above ``limit`` and no other, each once."""
-    found, low = [], limit + 1
+    blocks, low = [], limit + 1
     while low < 1 << 16:
         # The largest aligned block that begins at `low`.
         size = low & -low
-        found.append((low, 0x10000 - size))
+        blocks.append((low, 0x10000 - size))
         low += size
-    return tuple(found)
+    return tuple(blocks)
 
 
 def drop_larger(link: int, limit: int) -> list[bytes]:
@@ -213,9 +213,11 @@ def drop_nothing(link: int) -> list[bytes]:
     """Return requests that remove the filters of :func:`drop_larger`, which must exist."""
     return [
         message(
-            RTM_DELTFILTER, 0, struct.pack("=BxxxiIII", 0, link, 0, CLSACT_INGRESS, number << 16 | socket.htons(it))
+            RTM_DELTFILTER,
+            0,
+            struct.pack("=BxxxiIII", 0, link, 0, CLSACT_INGRESS, priority << 16 | socket.htons(ethertype)),
         )
-        for number, it in ((PRIORITY_IPV4, ETH_P_IP), (PRIORITY_IPV6, ETH_P_IPV6))
+        for priority, ethertype in ((PRIORITY_IPV4, ETH_P_IP), (PRIORITY_IPV6, ETH_P_IPV6))
     ]
 
 
@@ -257,15 +259,15 @@ def counters(raw: socket.socket) -> dict[int, dict[str, Counters]]:
 
     Raises OSError.
     """
-    found: dict[int, dict[str, Counters]] = {}
+    counters_by_link: dict[int, dict[str, Counters]] = {}
     for _, answer in dump(raw, RTM_GETQDISC, bytes(20)):
         (link,) = struct.unpack_from("=i", answer, 4)
         of_qdisc = attributes(answer[20:])
         statistics = attributes(of_qdisc.get(TCA_STATS2, b""))
         if TCA_STATS_BASIC in statistics and TCA_STATS_QUEUE in statistics:
             name = of_qdisc[TCA_KIND].rstrip(b"\0").decode()
-            found.setdefault(link, {})[name] = _counters_of(statistics)
-    return found
+            counters_by_link.setdefault(link, {})[name] = _counters_of(statistics)
+    return counters_by_link
 
 
 def _counters_of(statistics: Mapping[int, bytes]) -> Counters:
@@ -299,23 +301,23 @@ def qdiscs() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def by_interface(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    records_by_interface: dict[str, dict[str, dict[str, Any]]] = {}
     for record in records:
         if "dev" in record:
-            found.setdefault(record["dev"], {})[record["kind"]] = dict(record)
-    return found
+            records_by_interface.setdefault(record["dev"], {})[record["kind"]] = dict(record)
+    return records_by_interface
 
 
-def differences(found: Mapping[str, Mapping[str, Any]], netem: Netem, tbf: Tbf) -> list[str]:
-    """Return one sentence per difference between ``found`` ({kind: record of tc}) and the requested qdiscs. Pure.
+def differences(records: Mapping[str, Mapping[str, Any]], netem: Netem, tbf: Tbf) -> list[str]:
+    """Return one sentence per difference between ``records`` ({kind: record of tc}) and the requested qdiscs. Pure.
 
     tc prints times in whole microseconds, of the kernel's ticks of 64 ns (PSCHED_SHIFT, net/pkt_sched.h), each cut off,
     and probabilities with six digits. The kernel does not report the delay table,
     nor its seed before Linux 6.7.
     """
-    if "netem" not in found or "tbf" not in found:
-        return [f"expected netem and tbf, found {', '.join(found) or 'no qdisc'}"]
-    options, below = found["netem"].get("options", {}), found["tbf"].get("options", {})
+    if "netem" not in records or "tbf" not in records:
+        return [f"expected netem and tbf, found {', '.join(records) or 'no qdisc'}"]
+    options, below = records["netem"].get("options", {}), records["tbf"].get("options", {})
 
     def stands(group: str, key: str) -> Any:
         return options.get(group, {}).get(key, 0)

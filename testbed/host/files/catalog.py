@@ -267,7 +267,7 @@ def _topology_of(
 def _at(experiment: Experiment, line: int, error: UserError) -> Finding:
     """Return an error about a name in an experiment as a finding with its line."""
     if isinstance(error, UnknownName):
-        return Finding(experiment.source, line, *unknown(error.what, error.name, error.known))
+        return Finding(experiment.source, line, *unknown(error.what, error.name, error.available))
     message, _, fix = str(error).partition("; ")
     return Finding(experiment.source, line, message, fix)
 

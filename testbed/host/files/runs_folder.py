@@ -204,7 +204,7 @@ def find(run: Path) -> RunDirectory:
     try:
         return RunDirectory.open(places[0])
     except UnknownName as error:  # no runs beside that path: suggest those of the default folder
-        raise UnknownName(error.what, error.name, error.known or sorted(_names())) from None
+        raise UnknownName(error.what, error.name, error.available or sorted(_names())) from None
 
 
 def _is_folder(path: Path) -> bool:

@@ -33,7 +33,7 @@ def run(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> in
     own = dict(environment) if environment is not None else None
     if threading.current_thread() is not threading.main_thread():
         return subprocess.call(list(argv), env=own)
-    heeded = {it for it in _PASSED_ON if signal.getsignal(it) is not signal.SIG_IGN}
+    heeded = {signum for signum in _PASSED_ON if signal.getsignal(signum) is not signal.SIG_IGN}
     terminal = _has_terminal()
     # Blocked, they are read one by one with their senders; no handler of this process runs.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*heeded, signal.SIGCHLD})
@@ -72,9 +72,9 @@ def _has_terminal() -> bool:
 @contextlib.contextmanager
 def _guarded(group: int) -> Iterator[None]:
     """End a process group if this process is killed in the block."""
-    words = ["/bin/sh", "-c", _GUARD, "sh", str(group)]
+    argv = ["/bin/sh", "-c", _GUARD, "sh", str(group)]
     quiet = subprocess.DEVNULL
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True) as guard:
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True) as guard:
         assert guard.stdin is not None
         try:
             yield

@@ -57,8 +57,8 @@ class CpuGroup:
     def limited(self) -> str:
         """The current limit in the kernel's notation; empty for none. Raises HostError."""
         if self.unified:
-            said = self._read("cpu.max")
-            return "" if said == f"max {_KERNELS_PERIOD_US}" else f"cpu.max {said}"
+            limit = self._read("cpu.max")
+            return "" if limit == f"max {_KERNELS_PERIOD_US}" else f"cpu.max {limit}"
         quota, period = self._read("cpu.cfs_quota_us"), self._read("cpu.cfs_period_us")
         return "" if (quota, period) == ("-1", str(_KERNELS_PERIOD_US)) else f"{quota} us in each {period} us"
 
@@ -148,27 +148,28 @@ def hierarchy(read: Callable[[str], str] = lambda path: Path(path).read_text()) 
     for line in read("/proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, (kind, _, options) = before.split(), after.split(" ", 2)
-        found = Hierarchy(Path(fields[4]), kind == "cgroup2", fields[3])
+        candidate = Hierarchy(Path(fields[4]), kind == "cgroup2", fields[3])
         if kind == "cgroup2":
             try:
                 there, given = (
-                    set(read(f"{found.root}/cgroup.{it}").split()) for it in ("controllers", "subtree_control")
+                    set(read(f"{candidate.root}/cgroup.{file_name}").split())
+                    for file_name in ("controllers", "subtree_control")
                 )
             except OSError as error:
-                why = f"cannot read {found.root}: {error.strerror}"
+                why = f"cannot read {candidate.root}: {error.strerror}"
                 continue
             if "cpu" not in there:
-                why = f"no cpu controller in {found.root}: this kernel has none, or it belongs to cgroup v1"
+                why = f"no cpu controller in {candidate.root}: this kernel has none, or it belongs to cgroup v1"
                 continue
             if "cpu" not in given:
-                enable = invocation.as_root(f"echo +cpu > {found.root}/cgroup.subtree_control")
-                raise HostError(f"the cpu controller is not enabled below {found.root}; enable it with: {enable}")
+                enable = invocation.as_root(f"echo +cpu > {candidate.root}/cgroup.subtree_control")
+                raise HostError(f"the cpu controller is not enabled below {candidate.root}; enable it with: {enable}")
         elif kind != "cgroup" or "cpu" not in options.split(","):
             continue
         if "ro" in fields[5].split(","):
-            why = f"{found.root} is mounted read-only, as in a container without privileges"
+            why = f"{candidate.root} is mounted read-only, as in a container without privileges"
             continue
-        return found
+        return candidate
     raise HostError(why)
 
 
@@ -194,13 +195,13 @@ def _oom_counter(process: Path = Path("/proc/self")) -> Path | None:
 def _memory_hierarchies() -> tuple[Hierarchy, ...]:
     """Return the mounted hierarchies that may have the controller ``memory``. Read once: a large lab has thousands of
     mounts, and each of its ranks is watched. Raises OSError."""
-    found = []
+    hierarchies = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         fields, (kind, _, options) = before.split(), after.split(" ", 2)
         if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(",")):
-            found.append(Hierarchy(Path(fields[4]), kind == "cgroup2", fields[3], "memory"))
-    return tuple(found)
+            hierarchies.append(Hierarchy(Path(fields[4]), kind == "cgroup2", fields[3], "memory"))
+    return tuple(hierarchies)
 
 
 def _oom_kills(counter: Path | None) -> int:

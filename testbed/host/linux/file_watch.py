@@ -112,8 +112,12 @@ class FileWatch:
                 self._mark(folder)  # again after a change: it may be another folder of that name
                 self._folders[folder] = state.st_mtime_ns
                 with os.scandir(folder) as inside:
-                    below = [Path(it) for it in inside if it.is_dir(follow_symlinks=False)]
-                folders += [it for it in below if it not in self._folders and it.name not in _PASSED_OVER]
+                    below = [Path(child) for child in inside if child.is_dir(follow_symlinks=False)]
+                folders += [
+                    subfolder
+                    for subfolder in below
+                    if subfolder not in self._folders and subfolder.name not in _PASSED_OVER
+                ]
 
     def _mark(self, folder: Path) -> None:
         events = ctypes.c_uint64(_CLOSE_WRITE | _OF_CHILDREN)

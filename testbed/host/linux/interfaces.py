@@ -50,18 +50,18 @@ def tcp_timeouts() -> int:
 def _parsed(text: str) -> dict[str, Traffic]:
     """Parse /proc/net/dev: after two header lines, eight columns received and eight sent, each bytes, packets, errors,
     drops and more (net/core/net-procfs.c, dev_seq_printf_stats)."""
-    found = {}
+    by_interface = {}
     for line in text.splitlines()[2:]:
-        name, _, rest = line.partition(":")
-        columns = rest.split()
-        found[name.strip()] = Traffic(
+        name, _, columns_text = line.partition(":")
+        columns = columns_text.split()
+        by_interface[name.strip()] = Traffic(
             sent_bytes=int(columns[8]),
             received_bytes=int(columns[0]),
             sent_packets=int(columns[9]),
             received_drops=int(columns[3]),
         )
-    found.pop("lo", None)
-    return found
+    by_interface.pop("lo", None)
+    return by_interface
 
 
 class InterfaceCounters:

@@ -83,21 +83,21 @@ class Invocation:
     client: ClientWords | None = None
     folder: str = ""
 
-    def command(self, *words: str, root: bool | None = None) -> str:
+    def command(self, *arguments: str, root: bool | None = None) -> str:
         """Return the command line of a verb. ``root``: whether it needs root; default: as its verb usually does."""
         if self.client is not None:
-            words = tuple(self.client.shown(each, self.folder) for each in words)
-        return self.line(shlex.join(words), root=root)
+            arguments = tuple(self.client.shown(argument, self.folder) for argument in arguments)
+        return self.line(shlex.join(arguments), root=root)
 
-    def line(self, rest: str, *, root: bool | None = None) -> str:
+    def line(self, arguments: str, *, root: bool | None = None) -> str:
         """Return a command line from what follows the program's name, as it is written in a shell."""
-        verb, _, after = rest.partition(" ")
+        verb, _, after = arguments.partition(" ")
         if self.client is not None:  # the leash there has the rights
             return self.client.line(verb, after)
         needs = bool(verb) and not verb.startswith("-") and verb not in _UNPRIVILEGED if root is None else root
         if needs and not self.privileged:
-            return self._one_as_root(f"{shlex.join(self.program_as_root)} {rest}")
-        return f"{shlex.join(self.program)} {rest}"
+            return self._one_as_root(f"{shlex.join(self.program_as_root)} {arguments}")
+        return f"{shlex.join(self.program)} {arguments}"
 
     def _one_as_root(self, line: str) -> str:
         """Return how to run one command as root, whatever its arguments quote: ``&&`` in them begins no other."""
@@ -109,8 +109,8 @@ class Invocation:
         """Return how the user runs a line of shell on this host; ``terminal``: the line may ask for a password."""
         if self.client is None:
             return line
-        program, *rest = self.client.ssh
-        return shlex.join([program, *(("-t",) if terminal else ()), *rest, line])
+        program, *ssh_arguments = self.client.ssh
+        return shlex.join([program, *(("-t",) if terminal else ()), *ssh_arguments, line])
 
     def as_root(self, line: str) -> str:
         """Return how to run a line of shell on this host as root."""
@@ -136,10 +136,10 @@ class Invocation:
             return f"root lacks {capabilities or 'the right'} on {self.client.host}"
         if self.become == () and capabilities:
             return f"root lacks {capabilities} here; if this is a container, start it with --privileged"
-        words = f"run as root (or with {capabilities})" if capabilities else "run as root"
+        advice = f"run as root (or with {capabilities})" if capabilities else "run as root"
         if self.typed is None or self.become == ():
-            return words
-        return f"{words}: {self._one_as_root(shlex.join([*self.program_as_root, *self.typed]))}"
+            return advice
+        return f"{advice}: {self._one_as_root(shlex.join([*self.program_as_root, *self.typed]))}"
 
 
 _client: ClientWords | None = None
@@ -154,8 +154,8 @@ def take_client_words() -> None:
 
 def for_child() -> dict[str, str]:
     """Return the environment of a child that goes on with this command, and so has the same client."""
-    told = {} if _client is None else {client_words.VARIABLE: _client.encoded()}
-    return {**os.environ, **told}
+    client_variables = {} if _client is None else {client_words.VARIABLE: _client.encoded()}
+    return {**os.environ, **client_variables}
 
 
 def current() -> Invocation:
@@ -163,9 +163,9 @@ def current() -> Invocation:
     return read(sys.argv, Path(sys.executable), os.environ, os.geteuid(), _capabilities(), _client)
 
 
-def command(*words: str, root: bool | None = None) -> str:
+def command(*arguments: str, root: bool | None = None) -> str:
     """Return a command line of the testbed that works in the shell of this process's user."""
-    return current().command(*words, root=root)
+    return current().command(*arguments, root=root)
 
 
 def as_root(line: str) -> str:
@@ -235,8 +235,8 @@ def read(
 def _script(script: Path, environment: Mapping[str, str], *, near: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return how to call a script, by this process's user and behind sudo: by its name where PATH leads to it."""
     path = (shown(script, near=near),)
-    found = shutil.which(NAME, path=environment.get("PATH", ""))
-    by_name = found is not None and Path(found).absolute() == script.absolute()
+    program_on_path = shutil.which(NAME, path=environment.get("PATH", ""))
+    by_name = program_on_path is not None and Path(program_on_path).absolute() == script.absolute()
     system = str(script.absolute().parent) in _SUDO_FINDS
     # Behind sudo PATH is sudo's own, which says nothing of the user's; system folders are in both.
     return (NAME,) if by_name or system else path, (NAME,) if system else path
@@ -266,13 +266,16 @@ def _through_sudo(environment: Mapping[str, str]) -> bool:
     caller = environment.get("SUDO_UID", "")
     if not caller.isdecimal() or int(caller) == 0:
         return False
-    words = environment.get("SUDO_COMMAND", "").split()
-    if not words:
+    sudo_command = environment.get("SUDO_COMMAND", "").split()
+    if not sudo_command:
         return True
-    name = words[0].rpartition("/")[2]
+    name = sudo_command[0].rpartition("/")[2]
     if name in _MULTIPLEXERS:
         return False
-    return not (name in _SHELLS and all(it.startswith("-") and it not in ("-c", "-lc", "-ic") for it in words[1:]))
+    return not (
+        name in _SHELLS
+        and all(argument.startswith("-") and argument not in ("-c", "-lc", "-ic") for argument in sudo_command[1:])
+    )
 
 
 def _become(environment: Mapping[str, str], euid: int, through_sudo: bool) -> tuple[str, ...] | None:
@@ -281,9 +284,9 @@ def _become(environment: Mapping[str, str], euid: int, through_sudo: bool) -> tu
     if euid == 0:
         return ()
     path = os.pathsep.join((environment.get("PATH", ""), *_SYSTEM))
-    for words in (("sudo",), ("doas",), ("su", "-c")):
-        if shutil.which(words[0], path=path):
-            return words
+    for prefix in (("sudo",), ("doas",), ("su", "-c")):
+        if shutil.which(prefix[0], path=path):
+            return prefix
     return None
 
 

@@ -43,10 +43,10 @@ def end(
 ) -> list[tuple[int, int]]:
     """End the job's processes, with ``grace_s`` by SIGTERM first; return those that are left."""
     for number in range(_ROUNDS):
-        found = find(inodes, marked, sessions)
-        if not found:
+        processes = find(inodes, marked, sessions)
+        if not processes:
             return []
-        process.end_all(found, grace_s=0.0 if number else grace_s)
+        process.end_all(processes, grace_s=0.0 if number else grace_s)
     return find(inodes, marked, sessions)
 
 

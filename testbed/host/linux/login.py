@@ -42,10 +42,10 @@ def user_name(uid: int) -> str:
 
 def _session() -> int | None:
     try:
-        found = int(Path("/proc/self/sessionid").read_text())
+        session = int(Path("/proc/self/sessionid").read_text())
     except (OSError, ValueError):
         return None  # a kernel without CONFIG_AUDIT
-    return None if found == _NO_SESSION else found
+    return None if session == _NO_SESSION else session
 
 
 def _terminal() -> str:

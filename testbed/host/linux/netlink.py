@@ -54,10 +54,10 @@ class Namespace:
     def index(self, name: str) -> int:
         """Return an interface's index. Raises HostError if there is no such interface."""
         if name not in self._indices:
-            found = rtnetlink.index(self._raw, name)
-            if not found:
+            index = rtnetlink.index(self._raw, name)
+            if not index:
                 raise HostError(f"no interface {name} in {self.path.name}")
-            self._indices[name] = found
+            self._indices[name] = index
         return self._indices[name]
 
     def add_veth(self, name: str, index: int, peer: str, peer_namespace: Path, mtu: int, peer_mac: str = "") -> None:
@@ -135,9 +135,9 @@ class Namespace:
         """Limit the rate of what an interface sends, as yet unlimited. Raises HostError if it is not in force."""
         with translated(f"limit the rate of {self.path.name}:{name} (qdisc tbf)"):
             rate_limit.limit(self._raw, self.index(name), bucket)
-            found = rate_limit.limit_of(self._raw, self.index(name))
-        if found != bucket.rate:
-            raise HostError(f"{self.path.name}:{name} has a rate limit of {found} B/s, expected {bucket.rate} B/s")
+            rate = rate_limit.limit_of(self._raw, self.index(name))
+        if rate != bucket.rate:
+            raise HostError(f"{self.path.name}:{name} has a rate limit of {rate} B/s, expected {bucket.rate} B/s")
 
     def unlimit(self, name: str) -> None:
         with translated(f"remove the rate limit of {self.path.name}:{name}"):

@@ -94,7 +94,7 @@ def inside(inodes: Collection[int]) -> list[tuple[int, int]]:
 
     If a pid is recycled meanwhile, the new process has another start time, or is inside too.
     """
-    found: list[tuple[int, int]] = []
+    processes: list[tuple[int, int]] = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
@@ -102,8 +102,8 @@ def inside(inodes: Collection[int]) -> list[tuple[int, int]]:
                 if netns.stat().st_ino in inodes:
                     began = started(int(entry.name))
                     if began and netns.stat().st_ino in inodes:
-                        found.append((int(entry.name), began))
-    return found
+                        processes.append((int(entry.name), began))
+    return processes
 
 
 def environment(pid: int) -> list[bytes]:
@@ -176,16 +176,16 @@ def kill_session(leader: int) -> None:
 
 def _of_session(leader: int) -> dict[int, int]:
     """Return pidfds of the session's processes that have not ended."""
-    found = {}
-    for pid in (int(it.name) for it in Path("/proc").iterdir() if it.name.isdigit()):
+    pids_by_handle = {}
+    for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
         with contextlib.suppress(OSError):
             handle = os.pidfd_open(pid)
             # Opened before the session is read, so that it cannot refer to another process afterwards.
             if _has_session(pid, leader):
-                found[handle] = pid
+                pids_by_handle[handle] = pid
             else:
                 os.close(handle)
-    return found
+    return pids_by_handle
 
 
 def _has_session(pid: int, leader: int) -> bool:

@@ -136,8 +136,8 @@ def caller() -> tuple[int, int] | None:
     user, group = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
     if os.geteuid() != 0 or not (user.isdecimal() and group.isdecimal()):
         return None
-    found = int(user), int(group)
-    return found if max(found) < NO_USER else None
+    ids = int(user), int(group)
+    return ids if max(ids) < NO_USER else None
 
 
 def choose(folder: Path, otherwise: ProgramUser | None = None) -> ProgramUser:
@@ -235,9 +235,9 @@ def search_path(user: ProgramUser | None) -> str:
 def _reachable(user: ProgramUser, path: str) -> str:
     """Return ``$PATH`` without folders that ``user`` cannot enter: a shell would report a program that is nowhere as
     one that cannot be run. Raises HostError."""
-    folders = [it for it in path.split(os.pathsep) if it]
-    barred = set(_failed(user, [("x", Path(it)) for it in folders]))
-    return os.pathsep.join(it for number, it in enumerate(folders) if number not in barred)
+    folders = [folder for folder in path.split(os.pathsep) if folder]
+    barred = set(_failed(user, [("x", Path(folder)) for folder in folders]))
+    return os.pathsep.join(folder for number, folder in enumerate(folders) if number not in barred)
 
 
 def first_refused(
@@ -258,9 +258,11 @@ def first_refused(
 
 def renamable(user: ProgramUser, path: Path) -> Path | None:
     """Return the outermost of ``path`` and the folders above it that ``user`` could rename; None if there is none."""
-    levels = [it for it in reversed((path, *path.parents)) if it != it.parent and _may_be_moved(user, it)]
-    barred = {number for test in ("w", "x") for number in _failed(user, [(test, it.parent) for it in levels])}
-    return next((it for number, it in enumerate(levels) if number not in barred), None)
+    levels = [
+        level for level in reversed((path, *path.parents)) if level != level.parent and _may_be_moved(user, level)
+    ]
+    barred = {number for test in ("w", "x") for number in _failed(user, [(test, level.parent) for level in levels])}
+    return next((level for number, level in enumerate(levels) if number not in barred), None)
 
 
 def _may_be_moved(user: ProgramUser, path: Path) -> bool:
@@ -278,7 +280,7 @@ def _failed(user: ProgramUser, tests: Sequence[tuple[Access, Path]], inside: Ins
         return []
     argv = ["/bin/sh", "-c", _TRY, "sh", *(word for access, path in tests for word in (f"-{access}", str(path)))]
     if inside is not None:
-        return [int(it) for it in inside(argv).split()]
+        return [int(number) for number in inside(argv).split()]
     try:
         if os.geteuid() != 0:
             done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd="/")
@@ -291,4 +293,4 @@ def _failed(user: ProgramUser, tests: Sequence[tuple[Access, Path]], inside: Ins
         raise HostError(
             f"cannot run programs as {user}: {error.strerror}; set {VARIABLE} to a uid that exists in this container"
         ) from error
-    return [int(it) for it in done.stdout.split()]
+    return [int(number) for number in done.stdout.split()]

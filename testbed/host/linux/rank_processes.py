@@ -29,40 +29,44 @@ class Found:
     rank: int | None
 
 
-def ranks_of(found: Iterable[Found]) -> dict[int, list[Found]]:
+def ranks_of(processes: Iterable[Found]) -> dict[int, list[Found]]:
     """Return the processes of each rank: those that say so, then those of their sessions, and all their descendants."""
-    listed = list(found)
-    known = {it.pid: it.rank for it in listed if it.rank is not None}
+    listed = list(processes)
+    rank_by_pid = {proc.pid: proc.rank for proc in listed if proc.rank is not None}
     sessions: dict[int, set[int]] = {}
-    for it in listed:
-        if it.rank is not None:
-            sessions.setdefault(it.session, set()).add(it.rank)
-    for it in listed:
+    for proc in listed:
+        if proc.rank is not None:
+            sessions.setdefault(proc.session, set()).add(proc.rank)
+    for proc in listed:
         # A session that several ranks share, as of a shell in a container, tells nothing.
-        if it.pid not in known and len(sharing := sessions.get(it.session, set())) == 1:
-            known[it.pid] = next(iter(sharing))
+        if proc.pid not in rank_by_pid and len(sharing := sessions.get(proc.session, set())) == 1:
+            rank_by_pid[proc.pid] = next(iter(sharing))
     grown = True
     while grown:
-        more = {it.pid: known[it.parent] for it in listed if it.pid not in known and it.parent in known}
-        known |= more
-        grown = bool(more)
+        descendants = {
+            proc.pid: rank_by_pid[proc.parent]
+            for proc in listed
+            if proc.pid not in rank_by_pid and proc.parent in rank_by_pid
+        }
+        rank_by_pid |= descendants
+        grown = bool(descendants)
     grouped: dict[int, list[Found]] = {}
-    for it in listed:
-        if (number := known.get(it.pid)) is not None:
-            grouped.setdefault(number, []).append(it)
+    for proc in listed:
+        if (number := rank_by_pid.get(proc.pid)) is not None:
+            grouped.setdefault(number, []).append(proc)
     return grouped
 
 
 def inside(inodes: Collection[int]) -> list[Found]:
     """Return the processes in the network namespaces ``inodes``, without the first ones of containers."""
-    found = []
+    processes = []
     for pid, began in process.inside(inodes):
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             environment = process.environment(pid)
             if not process.is_first(pid):
-                found.append(Found(pid, began, int(fields[1]), int(fields[3]), _rank(environment)))
-    return found
+                processes.append(Found(pid, began, int(fields[1]), int(fields[3]), _rank(environment)))
+    return processes
 
 
 def _rank(environment: Iterable[bytes]) -> int | None:

@@ -76,10 +76,10 @@ def limit_of(raw: socket.socket, link: int) -> int:
     return rate
 
 
-def _rate_of(found: dict[int, bytes]) -> int:
-    if found.get(TCA_KIND, b"").rstrip(b"\0") != b"tbf":
+def _rate_of(qdisc_attributes: dict[int, bytes]) -> int:
+    if qdisc_attributes.get(TCA_KIND, b"").rstrip(b"\0") != b"tbf":
         return 0
-    options = attributes(found.get(TCA_OPTIONS, b""))
+    options = attributes(qdisc_attributes.get(TCA_OPTIONS, b""))
     if TCA_TBF_RATE64 in options:
         return int(struct.unpack_from("=Q", options[TCA_TBF_RATE64])[0])
     return int(struct.unpack_from("=I", options[TCA_TBF_PARMS], 8)[0])

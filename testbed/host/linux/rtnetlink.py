@@ -103,19 +103,19 @@ def links(raw: socket.socket) -> dict[str, int]:
     """Return the flags (IFF_*) of all interfaces in the socket's namespace, by name. Raises OSError."""
     _forget_answers(raw)
     raw.send(struct.pack("=IHHII", 32, RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP, 0, 0) + bytes(16))
-    found: dict[str, int] = {}
+    flags_by_name: dict[str, int] = {}
     while True:
         data = raw.recv(65536)
         while len(data) >= 16:
             length, kind = struct.unpack_from("=IH", data)
             if kind == NLMSG_DONE:
-                return found
+                return flags_by_name
             if kind == NLMSG_ERROR:
                 failed = -struct.unpack_from("=i", data, 16)[0]
                 raise OSError(failed, os.strerror(failed))
             if kind == RTM_NEWLINK:
                 name = _text(data[32:length], IFLA_IFNAME)
-                found[name] = struct.unpack_from("=I", data, 24)[0]
+                flags_by_name[name] = struct.unpack_from("=I", data, 24)[0]
             data = data[(length + 3) & ~3 :]
 
 
@@ -271,10 +271,10 @@ def _address(link: int, cidr: str) -> bytes:
 
 def new_neighbour(link: int, address: str, mac: str) -> bytes:
     """Return the request for a permanent neighbour on an interface (linux/neighbour.h)."""
-    found = ip_address(address)
-    family = socket.AF_INET if found.version == 4 else socket.AF_INET6
+    neighbour = ip_address(address)
+    family = socket.AF_INET if neighbour.version == 4 else socket.AF_INET6
     body = struct.pack("=BxxxiHBB", family, link, NUD_PERMANENT, 0, 0)
-    body += attribute(NDA_DST, found.packed) + attribute(NDA_LLADDR, bytes.fromhex(mac.replace(":", "")))
+    body += attribute(NDA_DST, neighbour.packed) + attribute(NDA_LLADDR, bytes.fromhex(mac.replace(":", "")))
     return message(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_EXCL, body)
 
 
@@ -318,12 +318,12 @@ def message(kind: int, flags: int, body: bytes) -> bytes:
 
 def attributes(data: bytes) -> dict[int, bytes]:
     """Return the attributes of a message or of a nested attribute by type, without their flags."""
-    found = {}
+    values_by_type = {}
     while len(data) >= 4:
         length, kind = struct.unpack_from("=HH", data)
-        found[kind & 0x3FFF] = data[4:length]
+        values_by_type[kind & 0x3FFF] = data[4:length]
         data = data[max((length + 3) & ~3, 4) :]
-    return found
+    return values_by_type
 
 
 def dump(raw: socket.socket, kind: int, body: bytes) -> Iterator[tuple[int, bytes]]:

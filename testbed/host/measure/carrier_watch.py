@@ -141,10 +141,10 @@ class CarrierWatch:
 
 def _listen() -> socket.socket:
     """Return a socket that receives every interface change in the thread's namespace (rtnetlink(7))."""
-    found = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-    found.bind((0, RTMGRP_LINK))
-    return found
+    listener = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+    listener.bind((0, RTMGRP_LINK))
+    return listener
 
 
 def _ask(source: socket.socket) -> None:
@@ -164,21 +164,21 @@ def parse(data: bytes) -> Iterator[tuple[str, bool, int]]:
             return
         if kind == RTM_NEWLINK:
             flags = struct.unpack_from("=I", data, 16 + 8)[0]
-            found = _attributes(data[32:length], {IFLA_IFNAME, IFLA_CARRIER_CHANGES})
-            if name := found.get(IFLA_IFNAME, b"").rstrip(b"\0"):
-                changes = int.from_bytes(found.get(IFLA_CARRIER_CHANGES, b""), sys.byteorder)
+            attributes = _attributes(data[32:length], {IFLA_IFNAME, IFLA_CARRIER_CHANGES})
+            if name := attributes.get(IFLA_IFNAME, b"").rstrip(b"\0"):
+                changes = int.from_bytes(attributes.get(IFLA_CARRIER_CHANGES, b""), sys.byteorder)
                 yield name.decode(errors="replace"), bool(flags & IFF_LOWER_UP), changes
         data = data[(length + 3) & ~3 :]
 
 
 def _attributes(data: bytes, wanted: set[int]) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
+    values_by_type: dict[int, bytes] = {}
     at = 0
-    while len(found) < len(wanted) and at + 4 <= len(data):
+    while len(values_by_type) < len(wanted) and at + 4 <= len(data):
         length, kind = struct.unpack_from("=HH", data, at)
         if length < 4:
             break
         if kind in wanted:
-            found[kind] = data[at + 4 : at + length]
+            values_by_type[kind] = data[at + 4 : at + length]
         at += (length + 3) & ~3
-    return found
+    return values_by_type

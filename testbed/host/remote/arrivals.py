@@ -118,10 +118,10 @@ def _hidden(target: Path) -> Path:
 
 def _remove_unused(target: Path) -> None:
     """Remove the parts of ``target`` that processes left which were killed."""
-    for each in target.parent.glob(f".{glob.escape(target.name)}.arrives-*"):
-        pid = each.name.rpartition("-")[2]
+    for part in target.parent.glob(f".{glob.escape(target.name)}.arrives-*"):
+        pid = part.name.rpartition("-")[2]
         if pid.isdigit() and not Path("/proc", pid).exists():
-            shutil.rmtree(each, ignore_errors=True)
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def _unwritable(target: Path, byte_count: int, error: OSError) -> StorageError:

@@ -37,9 +37,9 @@ class CommandFolder:
     @classmethod
     def make(cls, parent: Path = _PARENT) -> CommandFolder:
         """Make a folder, and remove those that are left of users that were killed. Raises OSError."""
-        for each in parent.glob(f"{_PREFIX}*"):
+        for folder in parent.glob(f"{_PREFIX}*"):
             with contextlib.suppress(OSError):
-                _remove_unused(each, _opened(each))
+                _remove_unused(folder, _opened(folder))
         while True:
             path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
             with contextlib.suppress(FileNotFoundError):  # another leash removed it before it was locked

@@ -44,15 +44,15 @@ class Departures:
     def size(self) -> int:
         """Return the bytes of all files that are sent. Raises UserError for too many, StorageError."""
         size = 0
-        for each in self.sent:
+        for sent_file in self.sent:
             try:
-                size += each.here.stat().st_size
+                size += sent_file.here.stat().st_size
             except OSError as error:
-                raise StorageError(f"cannot read {shown(str(each.here))}: {error.strerror}") from error
+                raise StorageError(f"cannot read {shown(str(sent_file.here))}: {error.strerror}") from error
             if size > MOST_SENT_BYTES:
                 raise UserError(
                     f"expected files of at most {format_size(MOST_SENT_BYTES)} to send, got more with "
-                    f"{shown(str(each.here))}; copy it to the other host in another way"
+                    f"{shown(str(sent_file.here))}; copy it to the other host in another way"
                 )
         return size
 
@@ -158,9 +158,11 @@ def _files(folder: Path, hidden: bool) -> Iterator[Path]:
 
     within = folder.resolve()
     for parent, folders, names in os.walk(folder, onerror=failed):
-        links = [it for it in folders if Path(parent, it).is_symlink()]
+        links = [subfolder for subfolder in folders if Path(parent, subfolder).is_symlink()]
         if not hidden:
-            folders[:] = [it for it in folders if not it.startswith(".") and it != "__pycache__"]
+            folders[:] = [
+                subfolder for subfolder in folders if not subfolder.startswith(".") and subfolder != "__pycache__"
+            ]
         folders.sort()
         for name in sorted([*names, *links]):
             path = Path(parent, name)

@@ -19,7 +19,7 @@ __all__ = ["run"]
 
 
 def run(
-    where: str, words: Sequence[str], environment: Mapping[str, str], port: int, ready: Callable[[str], None]
+    where: str, argv: Sequence[str], environment: Mapping[str, str], port: int, ready: Callable[[str], None]
 ) -> int:
     """Run a command there that prints a URL of 127.0.0.1, and forward ``port`` to it; return the exit status.
 
@@ -63,7 +63,7 @@ def run(
         listener = threading.Thread(target=listen, daemon=True, name="forwarded port")
         listener.start()
         try:
-            status = leashed_command.run(transport, where, leashed_command.Request(words, environment, stdout=write))
+            status = leashed_command.run(transport, where, leashed_command.Request(argv, environment, stdout=write))
         except HostError:
             if failed:
                 raise failed[0] from None

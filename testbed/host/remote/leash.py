@@ -196,7 +196,7 @@ class _Files:
         runs = self.runs.read_text().splitlines() if self.runs.exists() else []
         return {
             "runs": list(dict.fromkeys(runs)),
-            "files": [it for it in self._written if os.path.lexists(self._below(it))],
+            "files": [path for path in self._written if os.path.lexists(self._below(path))],
         }
 
     def remove(self) -> None:
@@ -214,8 +214,8 @@ class _Command:
             self.resize(terminal)
         reads = bool(request.get("reads_stdin"))
         plain_in = subprocess.PIPE if reads else subprocess.DEVNULL
-        words = [str(word) for word in request["words"]]
-        words = [f"{files.folder}{it.removeprefix('{folder}')}" if it.startswith(_SENT) else it for it in words]
+        argv = [str(word) for word in request["words"]]
+        argv = [f"{files.folder}{word.removeprefix('{folder}')}" if word.startswith(_SENT) else word for word in argv]
         environment = {**os.environ, **{str(key): str(value) for key, value in request["environment"].items()}}
         environment[RUN_LIST] = str(files.runs)
         environment[PAGE_COPY] = str(files.folder / OPENED_PAGE)
@@ -230,7 +230,7 @@ class _Command:
                 fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 
         self.process = subprocess.Popen(
-            words,
+            argv,
             stdin=slave if "stdin" in shown else plain_in,
             stdout=slave if "stdout" in shown else None,
             stderr=slave if "stderr" in shown else None,

@@ -166,15 +166,17 @@ def send_run(descriptor: int, run: Path) -> None:
 
     chunks = _Chunks(descriptor)
     try:
-        found = runs_folder.find(run)
-        path = found.path
-        over = store.read_state(found).word != "running"
-        if not over or (store.detached_log(found) is not None and not store.wait_for_maker(found, _LAST_WORDS_S)):
+        stored_run = runs_folder.find(run)
+        path = stored_run.path
+        over = store.read_state(stored_run).word != "running"
+        if not over or (
+            store.detached_log(stored_run) is not None and not store.wait_for_maker(stored_run, _LAST_WORDS_S)
+        ):
             raise OSError(f"run {path.name} has not ended")
         entries = list(_entries(path))  # all are judged before the first is sent
         chunks.write(path.name.encode())
-        for each in entries:
-            _add(chunks, each, str(each.relative_to(path)))
+        for member in entries:
+            _add(chunks, member, str(member.relative_to(path)))
         chunks.write(bytes(2 * tarfile.BLOCKSIZE))  # the end of a tar stream
     except BrokenPipeError:
         raise
@@ -200,11 +202,11 @@ def send_file(descriptor: int, opened: Callable[[], BinaryIO]) -> None:
 
 
 def _entries(folder: Path) -> Iterator[Path]:
-    for each in sorted(folder.rglob("*")):
-        mode = each.lstat().st_mode
+    for path in sorted(folder.rglob("*")):
+        mode = path.lstat().st_mode
         if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
-            raise OSError(f"{each.relative_to(folder)} is neither a file nor a folder")
-        yield each
+            raise OSError(f"{path.relative_to(folder)} is neither a file nor a folder")
+        yield path
 
 
 def _add(chunks: _Chunks, path: Path, name: str) -> None:

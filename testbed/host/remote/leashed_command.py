@@ -69,7 +69,7 @@ class Request:
     """A command for the leash.
 
     Attributes:
-        words: ``{folder}`` at the beginning of a word ``{folder}/there/...`` stands for the folder there.
+        argv: ``{folder}`` at the beginning of a word ``{folder}/there/...`` stands for the folder there.
         environment: added to that of the leash.
         files: sent before the command starts.
         sending: called with the bytes of them that have been sent.
@@ -83,7 +83,7 @@ class Request:
         verb: decides how the command is ended there if this client goes (testbed.host.remote.leash).
     """
 
-    words: Sequence[str]
+    argv: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Sequence[SentFile] = ()
     reads_stdin: bool = False
@@ -120,36 +120,36 @@ class _Held:
 
     def _greet(self) -> None:
         """Read up to the leash's first line. Raises UserError if there is none, or it names another version."""
-        said, found = bytearray(), b""
+        received, version_text = bytearray(), b""
         self.channel.settimeout(_ANSWER_S)
         with contextlib.suppress(TimeoutError, OSError):
-            while not found and len(said) < _MOST_NOISE and (piece := self.channel.recv(1)):
-                said += piece
+            while not version_text and len(received) < _MOST_NOISE and (piece := self.channel.recv(1)):
+                received += piece
                 if piece == b"\n":
-                    line = bytes(said[said.rfind(b"\n", 0, -1) + 1 :])
-                    found = line.partition(f"{HELLO} ".encode())[2]
+                    line = bytes(received[received.rfind(b"\n", 0, -1) + 1 :])
+                    version_text = line.partition(f"{HELLO} ".encode())[2]
         self.channel.settimeout(None)
-        if not found:
-            raise UserError(self._why_not(bytes(said)))
-        version = printable(found.decode(errors="replace").strip())
+        if not version_text:
+            raise UserError(self._why_not(bytes(received)))
+        version = printable(version_text.decode(errors="replace").strip())
         if version != __version__:
             here = f"{__version__} is here; install the same there"
             raise UserError(f"{self._where} has testbed {version}, but {here}: {self._prepare()}")
 
     def _why_not(self, shown: bytes) -> str:
         """Return why there is no leash; ``shown``: what came in place of its first line."""
-        said, deadline = b"", time.monotonic() + 2.0
+        stderr, deadline = b"", time.monotonic() + 2.0
         while time.monotonic() < deadline and not (
             self.channel.exit_status_ready() and not self.channel.recv_stderr_ready()
         ):
             if self.channel.recv_stderr_ready():
-                said += self.channel.recv_stderr(4096)
+                stderr += self.channel.recv_stderr(4096)
             else:
                 time.sleep(0.01)
-        text = printable(" ".join((said or shown).decode(errors="replace").split()))[:_MOST_SHOWN]
-        if b"password" in said or b"sudoers" in said:
+        text = printable(" ".join((stderr or shown).decode(errors="replace").split()))[:_MOST_SHOWN]
+        if b"password" in stderr or b"sudoers" in stderr:
             return f"{self._where}: a password is asked for there; let sudoers(5) allow {_LEASH} without one"
-        if b"must have a tty" in said:
+        if b"must have a tty" in stderr:
             return f"{self._where}: a terminal is wanted there ({text}); let sudoers(5) have: Defaults !requiretty"
         return f"{self._where}: the testbed is not installed there ({text or 'no answer'}): {self._prepare()}"
 
@@ -169,21 +169,23 @@ class _Held:
         while True:
             self.say(*self._orders.get())
 
-    def send(self, each: SentFile) -> Iterator[int]:
+    def send(self, sent_file: SentFile) -> Iterator[int]:
         """Send a file; yield the size of each piece. Raises StorageError if it cannot be read, or changes meanwhile."""
         try:
-            with each.here.open("rb") as file:
+            with sent_file.here.open("rb") as file:
                 state = os.fstat(file.fileno())
-                self.say("file", {"path": each.there, "size": state.st_size, "executable": bool(state.st_mode & 0o111)})
+                self.say(
+                    "file", {"path": sent_file.there, "size": state.st_size, "executable": bool(state.st_mode & 0o111)}
+                )
                 left = state.st_size
                 while left and not self.channel.closed and (piece := file.read(min(left, LONGEST))):
                     self.say("bytes", piece)
                     left -= len(piece)
                     yield len(piece)
         except OSError as error:
-            raise StorageError(f"{each.here}: {error.strerror}") from error
+            raise StorageError(f"{sent_file.here}: {error.strerror}") from error
         if left and not self.channel.closed:  # a leash that ended says why
-            raise StorageError(f"{each.here}: the file became shorter while it was sent")
+            raise StorageError(f"{sent_file.here}: the file became shorter while it was sent")
 
     def close(self) -> None:
         self._ended.set()
@@ -204,8 +206,8 @@ def run(transport: paramiko.Transport, where: str, request: Request) -> int:
     held = _Held(transport, where)
     try:
         sent = 0
-        for each in request.files:
-            for count in held.send(each):
+        for sent_file in request.files:
+            for count in held.send(sent_file):
                 sent += count
                 request.sending(sent)
         return _follow(held, where, request)
@@ -220,13 +222,13 @@ def _follow(held: _Held, where: str, request: Request) -> int:
     shown["stdout"] = os.isatty(request.stdout)
     marker = b"" if request.arrived is None and not request.written else b"\0" + secrets.token_hex(16).encode()
     begin = {
-        "words": list(request.words),
+        "words": list(request.argv),
         "verb": request.verb,
         "environment": dict(request.environment),
         "terminal": {**shown, **_size()} if any(shown.values()) else {},
         "reads_stdin": request.reads_stdin,
         "marker": marker.decode(),
-        "written": [it.there for it in request.written],
+        "written": [file.there for file in request.written],
         "folders": list(request.folders),
     }
     try:
@@ -257,8 +259,8 @@ def _follow(held: _Held, where: str, request: Request) -> int:
                 _drain(fetched)
         held.say("done")
         held.channel.status_event.wait(_ANSWER_S)
-    for each in (out, err):
-        each.join(_LINGERS_S)
+    for copy in (out, err):
+        copy.join(_LINGERS_S)
     status = int(held.channel.exit_status) if held.channel.status_event.is_set() else -1
     if status < 0:
         raise HostError(f"{where}: the connection was lost; the command there is ended, what it measured stays there")
@@ -313,8 +315,8 @@ class _Copy(threading.Thread):
         """Return what is shown now, and what may be the beginning of the marker."""
         if not self._marker:
             return content, b""
-        before, found, self.rest = content.partition(self._marker)
-        if found:
+        before, marker, self.rest = content.partition(self._marker)
+        if marker:
             self.after_marker.set()
             return before, b""
         start = content.rfind(self._marker[:1], -len(self._marker))
@@ -339,18 +341,18 @@ class _Copy(threading.Thread):
 
 
 class _Received:
-    """Reads exactly so many bytes of a channel; ``rest`` came before."""
+    """Reads exactly so many bytes of a channel; ``already_read`` came before."""
 
-    def __init__(self, channel: paramiko.Channel, rest: bytes) -> None:
-        self._channel, self._rest = channel, bytearray(rest)
+    def __init__(self, channel: paramiko.Channel, already_read: bytes) -> None:
+        self._channel, self._rest = channel, bytearray(already_read)
 
     def line(self) -> bytes:
         while b"\n" not in self._rest:
             if len(self._rest) > LONGEST:
                 raise ValueError(f"expected a line of at most {LONGEST} bytes")
             self._more()
-        line, _, rest = bytes(self._rest).partition(b"\n")
-        self._rest = bytearray(rest)
+        line, _, following = bytes(self._rest).partition(b"\n")
+        self._rest = bytearray(following)
         return line
 
     def take(self, count: int) -> bytes:

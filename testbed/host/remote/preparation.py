@@ -50,8 +50,8 @@ def prepare(where: str, options: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="testbed-prepare-") as inventory:
         written = Path(inventory, "inventory.yml")
         written.write_text(inventory_text + "\n")
-        words = [program, "-i", str(written), "-e", json.dumps(_settings()), "prepare.yml", *options]
-        return subprocess.run(words, cwd=folder, env={**os.environ, "PATH": path}, check=False).returncode
+        argv = [program, "-i", str(written), "-e", json.dumps(_settings()), "prepare.yml", *options]
+        return subprocess.run(argv, cwd=folder, env={**os.environ, "PATH": path}, check=False).returncode
 
 
 def _settings() -> dict[str, object]:

@@ -63,18 +63,18 @@ def connect(where: str) -> paramiko.Transport:
         for name, settings in _route(where, ("--", where)):
             opened.append(_open(name, settings, _through(opened[-1] if opened else None, settings, name)))
     except BaseException:
-        for each in reversed(opened):
-            each.close()
+        for transport in reversed(opened):
+            transport.close()
         raise
     return opened[-1]
 
 
-def _route(where: str, words: Sequence[str], depth: int = 0) -> list[tuple[str, SshSettings]]:
+def _route(where: str, place: Sequence[str], depth: int = 0) -> list[tuple[str, SshSettings]]:
     """Return the hosts of ProxyJump that lead to a host, in order, and the host itself, with their settings.
 
     As for ssh, the ProxyJump of the first of them counts, too, and that of the others does not.
     """
-    settings = _settings(where, words)
+    settings = _settings(where, place)
     if settings.command:
         raise UserError(
             f"{where}: ssh connects by ProxyCommand, which --on cannot; write ProxyJump in ssh's configuration"
@@ -111,30 +111,30 @@ def _settings(where: str, place: Sequence[str]) -> SshSettings:
 
         raise MissingTool("ssh", installation.apt("openssh-client"), "it knows how to reach a host")
     chosen = ["-F", config] if (config := configuration()) else []
-    words = ["ssh", *chosen, "-G", *place]
+    argv = ["ssh", *chosen, "-G", *place]
     quiet = subprocess.DEVNULL
     try:
         with subprocess.Popen(
-            [program, *words[1:]], stdin=quiet, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [program, *argv[1:]], stdin=quiet, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as asked:
             try:
                 _load_paramiko()  # meanwhile
-                told, refused = asked.communicate(timeout=CONNECT_S)
+                output, refused = asked.communicate(timeout=CONNECT_S)
             except BaseException:
                 asked.kill()
                 raise
         if asked.returncode:
-            raise UserError(_refused(where, refused, words))
-        return ssh_settings.parse(told)
+            raise UserError(_refused(where, refused, argv))
+        return ssh_settings.parse(output)
     except ValueError as error:
-        raise UserError(_refused(where, str(error), words)) from error
+        raise UserError(_refused(where, str(error), argv)) from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HostError(f"{where}: ssh -G cannot be used: {error}") from error
 
 
-def _refused(where: str, said: str, asked: Sequence[str]) -> str:
-    *_, why = said.strip().splitlines() or ["ssh -G failed"]  # warnings come before the reason
-    why = "it is none for ssh" if said.lstrip().startswith("usage:") else printable(why)
+def _refused(where: str, complaint: str, asked: Sequence[str]) -> str:
+    *_, why = complaint.strip().splitlines() or ["ssh -G failed"]  # warnings come before the reason
+    why = "it is none for ssh" if complaint.lstrip().startswith("usage:") else printable(why)
     return f"{where}: expected a host as ssh takes it, but {why}; try: {shlex.join(asked)}"
 
 
@@ -161,18 +161,18 @@ def _through(transport: paramiko.Transport | None, settings: SshSettings, where:
 def _open(where: str, settings: SshSettings, stream: Any) -> paramiko.Transport:
     import paramiko
 
-    known = _known(where, settings)
+    known_keys = _known(where, settings)
     logging.getLogger("paramiko").addHandler(logging.NullHandler())  # errors are told here, once
     heard = _HeardStream(stream)
     transport = paramiko.Transport(heard)  # type: ignore[arg-type]
     try:
         transport.banner_timeout = transport.auth_timeout = ANSWER_S
-        _prefer(transport, known_hosts.key_types(known, settings.names))
+        _prefer(transport, known_hosts.key_types(known_keys, settings.names))
         _prefer_fast_ciphers(transport)
         transport.start_client(timeout=ANSWER_S)
         key = transport.get_remote_server_key()
         offered = HostKey(key.get_name(), key.asbytes())
-        _accept(where, settings, offered, known_hosts.judge(known, settings.names, offered))
+        _accept(where, settings, offered, known_hosts.judge(known_keys, settings.names, offered))
         _authenticate(where, settings, transport)
     except (paramiko.SSHException, OSError, EOFError) as error:
         transport.close()
@@ -186,18 +186,18 @@ def _open(where: str, settings: SshSettings, stream: Any) -> paramiko.Transport:
 
 
 def _known(where: str, settings: SshSettings) -> list[known_hosts.KnownHost]:
-    found = []
+    known_keys = []
     for name in settings.known_hosts:
         with contextlib.suppress(OSError):
-            found += known_hosts.read(name, _path(name).read_text(errors="replace"))
+            known_keys += known_hosts.read(name, _path(name).read_text(errors="replace"))
     if settings.revoked:
         try:
             text = _path(settings.revoked).read_text(errors="replace")
-            found += known_hosts.read_revoked(settings.revoked, text)
+            known_keys += known_hosts.read_revoked(settings.revoked, text)
         except (OSError, ValueError) as error:
             fix = "let RevokedHostKeys name a file of public keys, one a line; --on reads no KRL"
             raise UserError(f"{where}: refused: cannot tell whether its key is revoked: {error}; {fix}") from error
-    return found
+    return known_keys
 
 
 def _path(name: str, tokens: Mapping[str, str] | None = None) -> Path:
@@ -227,15 +227,16 @@ _OF_RSA = ("rsa-sha2-512", "rsa-sha2-256", "ssh-rsa")
 def _prefer(transport: paramiko.Transport, types: Sequence[str]) -> None:
     """Ask for a key of a known type, else a host that has several would offer one of which nothing is known."""
     options = transport.get_security_options()
-    wanted = [each for kind in types for each in (_OF_RSA if kind == "ssh-rsa" else (kind,))]
-    if usable := [it for it in wanted if it in options.key_types]:
+    wanted = [algorithm for kind in types for algorithm in (_OF_RSA if kind == "ssh-rsa" else (kind,))]
+    if usable := [algorithm for algorithm in wanted if algorithm in options.key_types]:
         options.key_types = usable
 
 
 def _prefer_fast_ciphers(transport: paramiko.Transport) -> None:
     """Ask for AES-GCM first: a gigabyte takes half the processor time of paramiko's own first choice, CTR and HMAC."""
     options = transport.get_security_options()
-    options.ciphers = sorted(options.ciphers, key=lambda it: "-gcm@" not in it)  # sorted() keeps the order otherwise
+    # sorted() keeps the order otherwise.
+    options.ciphers = sorted(options.ciphers, key=lambda cipher: "-gcm@" not in cipher)
 
 
 def _accept(where: str, settings: SshSettings, offered: HostKey, judged: Judgement) -> None:
@@ -278,7 +279,7 @@ def _authenticate(where: str, settings: SshSettings, transport: paramiko.Transpo
 def _keys(settings: SshSettings, tried: list[str]) -> list[tuple[str, paramiko.PKey]]:
     import paramiko
 
-    found: list[tuple[str, paramiko.PKey]] = []
+    file_keys: list[tuple[str, paramiko.PKey]] = []
     of_files: set[bytes] = set()
     tokens = _tokens(settings)
     for name in settings.identity_files:
@@ -291,7 +292,7 @@ def _keys(settings: SshSettings, tried: list[str]) -> list[tuple[str, paramiko.P
         if is_public or not path.is_file():
             continue
         try:
-            found.append((name, paramiko.PKey.from_path(path)))
+            file_keys.append((name, paramiko.PKey.from_path(path)))
         except (paramiko.PasswordRequiredException, TypeError):
             tried.append(f"{name} (has a passphrase: add it to ssh-agent)")
         except Exception as error:  # of cryptography, too: a key of a kind that it does not know
@@ -305,7 +306,7 @@ def _keys(settings: SshSettings, tried: list[str]) -> list[tuple[str, paramiko.P
             os.environ["SSH_AUTH_SOCK"] = str(_path(settings.agent, tokens))
         try:
             with contextlib.suppress(paramiko.SSHException, OSError):
-                agent = [(f"agent's {it.get_name()} key", it) for it in paramiko.Agent().get_keys()]
+                agent = [(f"agent's {key.get_name()} key", key) for key in paramiko.Agent().get_keys()]
         finally:
             if "SSH_AUTH_SOCK" in before:
                 os.environ["SSH_AUTH_SOCK"] = before["SSH_AUTH_SOCK"]
@@ -313,7 +314,7 @@ def _keys(settings: SshSettings, tried: list[str]) -> list[tuple[str, paramiko.P
                 os.environ.pop("SSH_AUTH_SOCK", None)
     if settings.identities_only:
         agent = [(name, key) for name, key in agent if key.asbytes() in of_files]
-    return [*agent, *found]
+    return [*agent, *file_keys]
 
 
 # ---- watching the peer: TCP_USER_TIMEOUT sees the cable of the first host on the way alone: one after it may be dark

@@ -237,7 +237,7 @@ def critical_path(rows: Sequence[Row], costs: Costs, operations: Operations | No
                 crossed_t = own.t_end
         measured_steps.append(measured_step)
     usual = _usual(measured_steps)
-    return CriticalPath(tuple(_path(step_found, usual) for step_found in measured_steps))
+    return CriticalPath(tuple(_path(measured_step, usual) for measured_step in measured_steps))
 
 
 def _windows(row: Row, rank: int, cost: StepCost, timed: Sequence[TimedOperation]) -> tuple[_Window, _Window, _Window]:
@@ -311,10 +311,10 @@ def _window(spans: Sequence[tuple[float, float]], timed: Sequence[TimedOperation
 def _usual(measured_steps: Sequence[_Found]) -> dict[tuple[str, int], float]:
     """Return (like, window) -> the median time across the fiber of steps in which no rank retransmitted."""
     clean: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
-    for step_found in measured_steps:
-        if not _retransmitted(step_found.row):
-            for number, window in enumerate(step_found.windows):
-                clean[step_found.cost.like, number].append(window.network_s)
+    for measured_step in measured_steps:
+        if not _retransmitted(measured_step.row):
+            for number, window in enumerate(measured_step.windows):
+                clean[measured_step.cost.like, number].append(window.network_s)
     return {key: statistics.median(values) for key, values in clean.items()}
 
 
