@@ -65,7 +65,7 @@ class EventFolder:
                     file.reader = EventReader()
                 for scalar in file.reader.read(grown.data):
                     yield from self._take(file, scalar)
-                if not grown.more or not last or time.monotonic() >= until_t:
+                if not grown.has_unread or not last or time.monotonic() >= until_t:
                     break
             if file.reader.damage:
                 self.damage = self.damage or f"{self._name}/{name}: {file.reader.damage}"

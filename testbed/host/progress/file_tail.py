@@ -34,13 +34,13 @@ class Grown:
     """What was added to a file. ``t``: when it was last written to (CLOCK_MONOTONIC), by the file system's own stamp.
 
     ``anew``: the data begins where the file begins; if there was data before, another file took its place, or it was
-    shortened. ``more``: there is more to read.
+    shortened. ``has_unread``: there is more to read.
     """
 
     t: float
     data: bytes
     anew: bool
-    more: bool
+    has_unread: bool
 
 
 class FileTail:

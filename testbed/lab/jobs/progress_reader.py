@@ -64,7 +64,7 @@ class TableFile:
             for unix_s, values in self._reader.read(grown.data):
                 t = grown.t if unix_s is None else monotonic(unix_s)
                 yield max(self._began_t, min(t, time.monotonic())), values
-            if not grown.more or not last or time.monotonic() >= until_t:
+            if not grown.has_unread or not last or time.monotonic() >= until_t:
                 return
 
 
@@ -101,7 +101,7 @@ class CallFile:
                 self._reader = CallReader()
             for t, values in self._reader.read(grown.data):
                 yield max(self._began_t, min(grown.t if t is None else t, time.monotonic())), values
-            if not grown.more or not last or time.monotonic() >= until_t:
+            if not grown.has_unread or not last or time.monotonic() >= until_t:
                 return
 
 

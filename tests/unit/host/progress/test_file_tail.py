@@ -18,7 +18,7 @@ Read = tuple[bytes, bool, bool] | None
 def read(tail: FileTail) -> Read:
     """Return what is new: the data, whether the file is another one, and whether there is more."""
     grown = tail.read()
-    return (grown.data, grown.anew, grown.more) if grown else None
+    return (grown.data, grown.anew, grown.has_unread) if grown else None
 
 
 def data(tail: FileTail) -> bytes:
