@@ -139,9 +139,9 @@ def footnote(certificate: Certificate, scale: float = 1.0) -> str:
 
     ``scale`` is the topology's, for what a rate stands for.
     """
-    from testbed.core.certification import in_words
+    from testbed.core.certification import certificate_text
 
-    sentences = "".join(f"{textwrap.fill(line, WIDTH)}\n" for line in in_words.sentences(certificate, scale))
+    sentences = "".join(f"{textwrap.fill(line, WIDTH)}\n" for line in certificate_text.sentences(certificate, scale))
     around = "no path bypasses the fibers" if certificate.around_ok else certificate.around_why
     duration = "" if certificate.took_s is None else f", measured in {certificate.took_s:.1f} s"
     checked = f"{LEGEND}\nChecked: {JUDGED}.\n{_meaning(certificate)}"

@@ -18,7 +18,7 @@ from testbed.host.drivers.container_place import ContainerPlace
 from testbed.host.drivers.containerlab import agent_user, container_name, living_netns, topology_file
 from testbed.host.drivers.docker_endpoint import Endpoint
 from testbed.host.lab_folder import LabFolder
-from testbed.host.linux import graft, namespace, program_user
+from testbed.host.linux import container_mount, namespace, program_user
 from testbed.host.linux.program_user import ProgramUser
 
 __all__ = ["DRIVERS", "Driver", "Place", "docker", "driver", "keep_docker", "netns", "pin", "place"]
@@ -88,7 +88,7 @@ class _Namespaces(Driver):
 
     def pin(self, lab: LabFolder, nodes: Iterable[str], folder: Path) -> None:
         for node in nodes:
-            graft.pin(folder, lab.handles / node / "mnt")
+            container_mount.pin(folder, lab.handles / node / "mnt")
 
     def own_user(self, folder: Path | None = None) -> ProgramUser:
         return program_user.choose(folder or Path.cwd())

@@ -19,7 +19,7 @@ from typing import IO, Final
 
 from testbed.errors import HostError, MissingTool
 from testbed.host import installation
-from testbed.host.linux import attended, program_user
+from testbed.host.linux import foreground, program_user
 from testbed.host.linux.program_user import Access, ProgramUser
 from testbed.host.linux.signals import handled
 
@@ -167,9 +167,9 @@ def tool(name: str) -> str:
 def run(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
     """Run on the caller's standard streams; return the exit status, 128 + n for signal n as in a shell.
 
-    Signals to this process are the program's (:mod:`testbed.host.linux.attended`).
+    Signals to this process are the program's (:mod:`testbed.host.linux.foreground`).
     """
-    return shell_status(attended.run(argv, environment))
+    return shell_status(foreground.run(argv, environment))
 
 
 def shell_status(code: int) -> int:

@@ -27,7 +27,7 @@ from testbed.host.drivers.docker_client import NotThere, client, refuse_silence,
 from testbed.host.drivers.docker_endpoint import ASK_BOUND_S, Endpoint, ask, endpoint
 from testbed.host.drivers.driver import Facts
 from testbed.host.linux import invocation, namespace, netlink, offload
-from testbed.host.linux.graft import graft
+from testbed.host.linux.container_mount import mount
 from testbed.host.linux.process_watch import ProcessWatch
 
 __all__ = [
@@ -203,7 +203,7 @@ class Containerlab:
         for node, folder in folders.items():
             if not pids.get(node):
                 raise HostError(dead(self._lab, node))
-            graft(folder, pids[node])
+            mount(folder, pids[node])
 
     def own(self, folder: Path) -> None:
         """Make the ranks' user the owner of a folder. Raises StorageError."""

@@ -5,7 +5,7 @@
    built.
 2. Bring the lab up and measure every fiber. A lab outside tolerance is refused, or marked on every page.
 3. Start the job, of the lab's agents or a user's program, and the recorder: metrics every second, events at once.
-4. Follow the job (``run/loop.py``): check the steady state, and schedule faults in the keeper
+4. Follow the job (``run/run_loop.py``): check the steady state, and schedule faults in the keeper
    (``run/fault_player.py``), which also ends them. If the steady state does not hold beforehand, no fault is injected.
 5. Heal the remaining faults, end the ranks that still run, judge the expectations and write the report.
 6. Take the lab down, whatever happened: Ctrl-C at any time leads here too, and keeps what was measured.
@@ -47,9 +47,9 @@ from testbed.lab.own_lab import LabOptions, own_lab
 from testbed.lab.progress import Progress, Silent, Unbreakable
 from testbed.lab.run.fault_player import FaultPlayer
 from testbed.lab.run.live_metrics import LiveMetrics
-from testbed.lab.run.loop import Follower, teller
 from testbed.lab.run.predicted_before import say_prediction
 from testbed.lab.run.prepared_run import JobOptions, Prepared, has_bypass, prepare
+from testbed.lab.run.run_loop import Follower, teller
 
 __all__ = ["RunOptions", "RunOutcome", "job_access", "run", "run_in", "split_options"]
 

@@ -12,7 +12,7 @@ OWN_CHILDREN = {
     "testbed/host/doctor/trial.py": {"kill"},  # forks it and reaps it afterwards
     "testbed/host/drivers/containerlab.py": {"killpg"},
     "testbed/host/launcher_proxy.py": {"killpg"},
-    "testbed/host/linux/attended.py": {"killpg"},
+    "testbed/host/linux/foreground.py": {"killpg"},
     "testbed/host/remote/leash.py": {"killpg"},
     "testbed/lab/jobs/rank_signals.py": {"killpg"},
     "testbed/lab/validation/rank_programs.py": {"killpg"},

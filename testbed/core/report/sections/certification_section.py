@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from testbed.core.certification.certificate import CERTIFIED, NOISY, NOT_MEASURABLE, OUTSIDE, Certificate
-from testbed.core.certification.in_words import sentences
+from testbed.core.certification.certificate_text import sentences
 from testbed.core.certification.link_certificate import (
     NOT_TOLD,
     RATE_TOLERANCE,
@@ -206,7 +206,7 @@ def headroom(certificate: Certificate | None, host: Machine) -> str:
     return f"CPU headroom: {', '.join(parts)}." if parts else ""
 
 
-def in_words(certificate: Certificate, topology: Topology | None) -> str:
+def summary(certificate: Certificate, topology: Topology | None) -> str:
     """Return what the certificate found, in sentences, and what the lab's rates stand for at full scale."""
     return " ".join((*sentences(certificate), stands_for(topology))).strip()
 
@@ -222,7 +222,7 @@ def findings(certificate: Certificate, scale: float = 1.0) -> tuple[str, ...]:
 
 
 def notes(certificate: Certificate) -> tuple[str, ...]:
-    """Return the certificate's caveats as sentences, without the noise of the host, which leads :func:`in_words`."""
+    """Return the certificate's caveats as sentences, without the noise of the host, which leads :func:`summary`."""
     return tuple(f"Note: {note}." for note in certificate.notes if note != certificate.noise_note)
 
 
@@ -263,7 +263,7 @@ def section(report: Report) -> Section | None:
 
 def _certificate_blocks(certificate: Certificate, report: Report) -> Iterator[Block]:
     yield Heading(title(certificate))
-    yield Text(in_words(certificate, report.topology), "in-words")
+    yield Text(summary(certificate, report.topology), "in-words")
     yield table(certificate, report.scale)
     yield from (Text(finding, "finding") for finding in findings(certificate, report.scale))
     around = "No path around the fiber was found." if certificate.around_ok else certificate.around_why

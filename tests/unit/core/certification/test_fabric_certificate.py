@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from testbed.core.certification.certificate import Certificate
+from testbed.core.certification.certificate_text import sentences
 from testbed.core.certification.fabric_certificate import FabricCertificate, FabricRate
-from testbed.core.certification.in_words import sentences
 
 GOOD = FabricCertificate(
     "east",

@@ -16,7 +16,7 @@ from typing import Final
 from testbed.errors import HostError, UserError
 from testbed.host.linux import namespace
 
-__all__ = ["graft", "pin"]
+__all__ = ["mount", "pin"]
 
 _OPEN_TREE, _MOVE_MOUNT = 428, 429  # the same on every architecture (Documentation/process/adding-syscalls.rst)
 _OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC, _MOVE_MOUNT_F_EMPTY_PATH = 1, os.O_CLOEXEC, 4
@@ -31,7 +31,7 @@ _OWN: Final = tuple(map(Path, (
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def graft(folder: Path, pid: int) -> None:
+def mount(folder: Path, pid: int) -> None:
     """Mount ``folder`` (absolute) in the mount namespace of process ``pid``, read-write, unless it is there already.
 
     The mount ends with the container. Raises HostError; UserError for a folder that would hide the container's own.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import HostError, UserError
-from testbed.host.linux.graft import graft
+from testbed.host.linux.container_mount import mount
 
 NOBODY = 1 << 22
 """Above pid_max (PID_MAX_LIMIT of include/linux/threads.h): no process has it."""
@@ -18,7 +18,7 @@ NOBODY = 1 << 22
 )
 def test_what_a_container_lives_by_is_never_hidden(folder: str) -> None:
     with pytest.raises(UserError, match=f"^cannot mount {folder} into containers"):
-        graft(Path(folder), NOBODY)
+        mount(Path(folder), NOBODY)
 
 
 @pytest.mark.parametrize("folder", ["", "opt/testbed/runs", "usr/src/mine", "root", "etcetera"])
@@ -26,4 +26,4 @@ def test_others_are_looked_for_on_the_host(tmp_path: Path, folder: str) -> None:
     """Told by what fails: that there is no such folder, or no such process."""
     wanted = tmp_path if not folder else Path("/", folder, "never-made")
     with pytest.raises(HostError, match="could not"):
-        graft(wanted, NOBODY)
+        mount(wanted, NOBODY)

@@ -21,7 +21,7 @@ from oracles.oracle import until
 pytestmark = pytest.mark.timeout(60)
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-RUN = "import sys; from testbed.host.linux import attended; print('=', attended.run(sys.argv[1:]), flush=True)"
+RUN = "import sys; from testbed.host.linux import foreground; print('=', foreground.run(sys.argv[1:]), flush=True)"
 COUNTS = (
     "import os, signal, sys, time\n"
     "for it in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):\n"
