@@ -14,6 +14,7 @@ from builders.labs import Lab, OwnLab, Topology, address_of, bring_up, is_dark, 
 from oracles import oracle
 
 import testbed
+from testbed.core.workload.workload import ProgramWorkload
 from testbed.errors import (
     FidelityError,
     LabError,
@@ -220,12 +221,12 @@ def test_a_lab_whose_journal_is_lost_goes_by_its_mark(own: OwnLab, command: Comm
     assert own.left() == []
 
 
-def test_a_run_that_cannot_be_written_keeps_no_lab(lab_name: str, tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_written_keeps_no_lab(lab_name: str) -> None:
     """Run records cannot be written any more: that is said, and the lab goes all the same."""
     with (
         pytest.raises(StorageError),
         bring_up(lab_name) as lab,
     ):
-        lab.launch(["true"], directory=tmp_path).exit_status()
+        lab.start(ProgramWorkload(("true",)), own_run=False).wait()  # the run's end is not recorded yet
         (lab.run_directory.path / "run.json").unlink()
     assert testbed.down(lab_name) is False
