@@ -235,7 +235,9 @@ class ImpairmentContract:
         deviation = math.sqrt(1 - chain.r) / chain.r / math.sqrt(len(runs))
         assert abs(statistics.fmean(runs) - burst) < Z * deviation, f"{statistics.fmean(runs):.2f} in a row"
         after = emulator.stats()[0]
-        assert after.drops["loss"] - before.drops["loss"] == pytest.approx(lost, abs=2)
+        dropped, delivered = after.drops["loss"] - before.drops["loss"], after.packets - before.packets
+        foreign = dropped + delivered - count  # packets of the kernel's own, such as neighbor solicitations
+        assert 0 <= dropped - lost <= foreign, f"{dropped} dropped, {lost} missing, {foreign} foreign packets"
 
     def test_loss_by_its_chain(self, lab: Lab, start: Start) -> None:
         chain, count = GilbertElliott(p=0.02, r=0.1, h=0.5, k=0.99), 20_000
