@@ -249,6 +249,8 @@ def outputs(subject: Subject, work: Path) -> Document:
 def _output(command: Command, work: Path) -> Document:
     status = _forked(command.words, work)
     out, errors = (normalized((work / name).read_text(errors="replace"), work) for name in ("out", "errors"))
+    if command.words[0] == "show" and "--json" not in command.words:
+        out = re.sub(r"[ \u2500]{2,}", "  ", out)  # widths of columns depend on the path of the repository
     document: Document = {"status": status, **_parsed("output", out)}
     if errors:
         document["errors"] = errors.splitlines()
@@ -293,6 +295,8 @@ def _forked(words: Sequence[str], work: Path) -> int:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.chdir(work / "here")
             os.environ |= {"TESTBED_RUNS": str(work / "runs"), "TESTBED_STATE": str(work / "state")}
+            if words[0] == "show":
+                os.environ["COLUMNS"] = "500"  # no path is wrapped
             status = _do(words)
             sys.stdout.flush()
             sys.stderr.flush()
