@@ -386,11 +386,11 @@ def _training_line(state: LiveState) -> str:
 def _fiber_lines(state: LiveState) -> list[str]:
     """Return a line per link, like ``north → west 120 Mb/s → east 98 Mb/s``; in a large lab the busiest links only."""
     from testbed.core.physics import full_scale
+    from testbed.core.topology.direction import head_of, link_of
 
     links: dict[str, dict[str, float]] = {}
     for direction, bps in state.throughput_bps.items():
-        link, _, site = direction.partition(":")
-        links.setdefault(link, {})[site] = bps
+        links.setdefault(link_of(direction), {})[head_of(direction)] = bps
     shown = list(links)
     if len(links) > MOST_LINKS_SHOWN:
         shown = sorted(links, key=lambda link: -sum(links[link].values()))[:MOST_LINKS_SHOWN]

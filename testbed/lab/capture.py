@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from testbed.core import pcapng
+from testbed.core.topology.direction import link_of
 from testbed.core.topology.model import Topology
 from testbed.errors import LabError, TestbedError, UserError
 from testbed.host import lab_nodes
@@ -90,7 +91,7 @@ class Capture:
         self.found = tuple(_place(topology, direction, before) for direction in directions)
         self.ending: Ending = ""
         self._lab, self._most_bytes, self._snaplen = lab, most_bytes, snaplen
-        self._largest = [topology.link(direction.partition(":")[0]).mtu + _ETHERNET_BYTES for direction in directions]
+        self._largest = [topology.link(link_of(direction)).mtu + _ETHERNET_BYTES for direction in directions]
         self._failure: TestbedError | None = None
         self._stop, self._over = threading.Event(), threading.Event()
         self._pending: list[_Taken] = []
@@ -301,10 +302,9 @@ def _time_of(taken: _Taken) -> int:
 
 def _place(topology: Topology, direction: str, before: bool) -> Captured:
     """Return where packets of a direction are captured: at the gateway that sends them, or at the one they reach."""
-    name, _, toward = direction.partition(":")
-    away = next(site for site in topology.link(name).between if site != toward)
-    gateway = topology.site(away if before else toward).gateway
-    return Captured(direction, gateway, topology.interfaces.of_link(name))
+    path = topology.directions[direction]
+    gateway = topology.site(path.tail if before else path.head).gateway
+    return Captured(direction, gateway, topology.interfaces.of_link(path.link))
 
 
 def capture(

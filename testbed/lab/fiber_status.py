@@ -103,10 +103,10 @@ def look(lab: LabFolder, topology: Topology, target: str) -> tuple[FiberStatus, 
             raise LabError(f"{FIBERS_DARK} of lab {lab.name}: nothing is applied or counted any more")
         stats = connection.keeper.stats()
         answer = connection.keeper.in_force(compare=list(wanted))
-    counters = {direction["direction"]: direction for direction in stats["directions"]}
+    counters = {counted["direction"]: counted for counted in stats["directions"]}
     if lacking := [direction for direction in wanted if direction not in counters]:
         raise LabError(f"lab {lab.name} has no emulator for {', '.join(lacking)} yet")
-    in_force = {direction["direction"]: direction for direction in answer["directions"]}
+    in_force = {applied["direction"]: applied for applied in answer["directions"]}
     return tuple(
         _status(
             topology,
@@ -130,19 +130,17 @@ def _status(
     in_force: DirectionInForce | None,
     differences: tuple[str, ...],
 ) -> FiberStatus:
-    name, _, toward = direction.partition(":")
-    link = topology.link(name)
-    away = next(site for site in link.between if site != toward)
+    path = topology.directions[direction]
     impairment = dict(in_force.get("impairment", {})) if in_force else {}
     off_s = hello.get("taken_off_s", {}).get(direction, 0.0)
     bounds, counts = counted["lateness"]["bounds_s"], counted["lateness"]["counts"]
     return FiberStatus(
         direction=direction,
         t=t,
-        sender=topology.site(away).gateway,
-        receiver=topology.site(toward).gateway,
-        interface=topology.interfaces.of_link(name),
-        ends=topology.interfaces.ends(name),
+        sender=topology.site(path.tail).gateway,
+        receiver=topology.site(path.head).gateway,
+        interface=topology.interfaces.of_link(path.link),
+        ends=topology.interfaces.ends(path.link),
         dark_by=tuple(in_force["dark_by"]) if in_force else (),
         values=tuple(
             FiberValue(setting["key"], setting["text"], tuple(setting["by"])) for setting in in_force["values"]

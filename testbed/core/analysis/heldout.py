@@ -16,6 +16,7 @@ from testbed.core.analysis.commits import lineage
 from testbed.core.analysis.wire.wire_directions import HEADERS
 from testbed.core.records.rank_log import EvaluationRecord, RankLog
 from testbed.core.records.samples import FiberSample
+from testbed.core.topology.direction import link_of
 
 __all__ = ["HeldOut", "held_out", "payload_until"]
 
@@ -87,7 +88,7 @@ def payload_until(fibers: Sequence[FiberSample], mtu: Mapping[str, int]) -> Call
         tracks[sample.direction].append(sample)
     lines: list[tuple[list[float], list[float]]] = []
     for direction, track in tracks.items():
-        frame = mtu.get(direction.partition(":")[0], 1500) + 14
+        frame = mtu.get(link_of(direction), 1500) + 14
         total, times, totals = 0.0, [track[0].t], [0.0]
         for one, other in pairwise(track):
             restarted = other.byte_count < one.byte_count

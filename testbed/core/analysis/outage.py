@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from testbed.core.fields import mapping, sequence, text
 from testbed.core.records.event import Event
+from testbed.core.topology.direction import link_of
+from testbed.core.topology.graph import reachable
 from testbed.core.topology.model import Topology
 
 __all__ = ["Outage", "longest_outage"]
@@ -61,7 +63,7 @@ def _note(event: Event, dark: dict[str, set[str]]) -> None:
     """Update why each link is dark: the directions without light, and the sites without carrier."""
     in_force = mapping(event.fields, "in_force")
     for direction in in_force:
-        link = direction.partition(":")[0]
+        link = link_of(direction)
         if link in dark:
             lightless = bool(sequence(mapping(in_force, direction), "dark_by"))
             (dark[link].add if lightless else dark[link].discard)(direction)
@@ -70,18 +72,9 @@ def _note(event: Event, dark: dict[str, set[str]]) -> None:
 
 
 def _parted(topology: Topology, dark: set[str]) -> bool:
+    lit = [link.between for link in topology.links if link.name not in dark]
     sites = [site.name for site in topology.sites]
-    reached, grown = set(sites[:1]), True
-    while grown:
-        joined = {
-            site
-            for link in topology.links
-            if link.name not in dark and reached & {*link.between}
-            for site in link.between
-        }
-        grown = not joined <= reached
-        reached |= joined
-    return bool(dark) and not reached >= {*sites}
+    return bool(dark) and not reachable(sites[0], lit) >= {*sites}
 
 
 def _ordered(topology: Topology, links: set[str]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 from testbed.core.fields import Fields, mapping, need_number, number
 from testbed.core.json_record import JsonRecord, Key, Or, read_kinds
 from testbed.core.records.stalls import TcpTimeouts
+from testbed.core.topology.direction import head_of
 
 __all__ = [
     "DECIMALS",
@@ -47,7 +48,7 @@ class FiberSample(JsonRecord):
 
     @property
     def toward(self) -> str:
-        return self.direction.partition(":")[2]
+        return head_of(self.direction)
 
 
 SCRAPED: Final[Mapping[str, tuple[str, str]]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Direction"]
+__all__ = ["Direction", "head_of", "link_of"]
 
 
 class Direction(str):
@@ -23,3 +23,13 @@ class Direction(str):
     def __getnewargs__(self) -> tuple[str, str, str]:  # type: ignore[override]
         """Return the arguments of a copy (:mod:`copy`, :mod:`pickle`)."""
         return self.link, self.tail, self.head
+
+
+def link_of(direction: str) -> str:
+    """Return the link in the name of a direction, as files and records write it."""
+    return direction.partition(":")[0]
+
+
+def head_of(direction: str) -> str:
+    """Return the site to which a direction leads, from its name in files and records."""
+    return direction.partition(":")[2]

@@ -100,7 +100,7 @@ class Link:
     second_path: SecondPath | None = None
     calibrate: bool = True
 
-    @property
+    @cached_property
     def directions(self) -> tuple[Direction, Direction]:
         """The direction toward ``between[1]``, then the one toward ``between[0]``."""
         one, other = self.between

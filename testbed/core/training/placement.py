@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import Final
 
+from testbed.core.topology.direction import link_of
 from testbed.core.topology.model import Topology
 from testbed.core.topology.survey import Survey, survey
 from testbed.core.training.gloo_bytes import hop_bytes
@@ -66,7 +67,7 @@ class Dimension:
     @property
     def links(self) -> tuple[str, ...]:
         """Links that it crosses, each once."""
-        return tuple(dict.fromkeys(direction.partition(":")[0] for direction in self.directions))
+        return tuple(dict.fromkeys(link_of(direction) for direction in self.directions))
 
 
 @dataclass(frozen=True)

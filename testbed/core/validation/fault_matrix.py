@@ -241,9 +241,9 @@ class _Place:
         self.links = tuple(link for link in topology.links if self.victim in link.between)
         """All links that end at the victim."""
         taken = routes(topology)
-        names = {path[-1] for (_, head), path in taken.items() if head == self.victim}
-        names |= {path[0] for (tail, _), path in taken.items() if tail == self.victim}
-        used = {direction.partition(":")[0] for direction in names}
+        leaving_or_entering = {path[-1] for (_, head), path in taken.items() if head == self.victim}
+        leaving_or_entering |= {path[0] for (tail, _), path in taken.items() if tail == self.victim}
+        used = {direction.link for direction in leaving_or_entering}
         self.used = tuple(link for link in self.links if not taken or link.name in used)
         """Those that carry traffic with the victim."""
         both = [link.impairment(direction) for link in self.used for direction in link.directions]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from testbed.core.topology.direction import Direction
 from testbed.core.topology.graph import ShortestPaths
 from testbed.core.topology.model import Topology
 
@@ -46,7 +47,7 @@ def fibers(
     return tuple(measured)
 
 
-def routes(topology: Topology, down: Collection[str] = ()) -> dict[tuple[str, str], tuple[str, ...]]:
+def routes(topology: Topology, down: Collection[str] = ()) -> dict[tuple[str, str], tuple[Direction, ...]]:
     """Return the directions that traffic between each two sites takes in sequence, following the gateways' routes.
 
     This is the shortest path that is up, by metres of fiber. A pair without a path is left out. With ``routing:
@@ -54,7 +55,7 @@ def routes(topology: Topology, down: Collection[str] = ()) -> dict[tuple[str, st
     """
     if topology.routing == "multipath":
         return {}
-    edges: dict[str, list[tuple[str, float, str]]] = {site.name: [] for site in topology.sites}
+    edges: dict[str, list[tuple[str, float, Direction]]] = {site.name: [] for site in topology.sites}
     for link in topology.links:
         if link.name not in down:
             for direction in link.directions:

@@ -10,9 +10,11 @@ same bytes on the fibers; then both are named. Sources: Patarasuk and Yuan, Band
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from testbed.core.topology.direction import head_of
 from testbed.core.training.strategies.hierarchical import Hierarchical
 from testbed.core.validation.bound import Placed
 from testbed.core.validation.operation import OperationName
@@ -76,9 +78,17 @@ def crossing(
             continue
         path = (through or {}).get((tail, head)) or (f":{head}",)
         for direction in path:
-            site = direction.rpartition(":")[2]
+            site = head_of(direction)
             bytes_by_site[site] = bytes_by_site.get(site, 0.0) + size
     return bytes_by_site
+
+
+def toward_sites(crossing: Mapping[str, int]) -> Counter[str]:
+    """Return the bytes toward each site, over all links, from those of each direction."""
+    toward: Counter[str] = Counter()
+    for direction, byte_count in crossing.items():
+        toward[head_of(direction)] += byte_count
+    return toward
 
 
 def patterns(placed: Placed) -> dict[str, tuple[Message, ...]]:

@@ -25,6 +25,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from testbed.core.topology.graph import reachable
 from testbed.core.topology.model import Topology
 from testbed.errors import LabError, StorageError, TestbedError
 from testbed.host.files import checkpoints
@@ -369,12 +370,8 @@ def _warned(ranks: Sequence[RankState]) -> str:
 
 def _connected(topology: Topology, sites: set[str], dark: frozenset[str]) -> bool:
     """Whether a path of lit links connects each of ``sites`` to all others."""
-    reached, grown = {min(sites)} if sites else set(), True
-    while grown:
-        lit = [{*link.between} for link in topology.links if link.name not in dark]
-        widened = reached.union(*(ends for ends in lit if ends & reached))
-        reached, grown = widened, widened != reached
-    return sites <= reached
+    lit = (link.between for link in topology.links if link.name not in dark)
+    return not sites or sites <= reachable(min(sites), lit)
 
 
 def _is(things: frozenset[str]) -> str:

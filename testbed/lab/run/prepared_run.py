@@ -11,6 +11,7 @@ from typing import Any, Final, TypedDict
 from testbed.core.experiment import applicable, fault_schedule, replay
 from testbed.core.experiment.experiment_schema import Experiment
 from testbed.core.experiment.fault_schedule import Planned
+from testbed.core.topology.graph import reachable
 from testbed.core.topology.model import Topology
 from testbed.core.workload import workload_layout, workload_words
 from testbed.core.workload.workload import AgentWorkload, ProgramWorkload, Workload
@@ -194,9 +195,5 @@ def read(what: str, overrides: Mapping[str, object] | None) -> tuple[Experiment,
 def has_bypass(topology: Topology) -> bool:
     """Whether the sites of the first link stay connected without it."""
     first, *others = topology.links
-    reached, grown = {first.between[0]}, True
-    while grown:
-        ends = {site for link in others if reached & {*link.between} for site in link.between}
-        grown = not ends <= reached
-        reached |= ends
-    return first.between[1] in reached
+    one, other = first.between
+    return other in reachable(one, (link.between for link in others))

@@ -159,9 +159,6 @@ class LibraryValidation:
             for began_t, time_s in zip(measured.began_t, measured.times_s, strict=True)
         ]
         bound_s, latency_s = bound.bound_s(placed, used), bound.latency_s(placed, used)
-        toward: Counter[str] = Counter()
-        for direction, count in measured.crossing.items():
-            toward[direction.rpartition(":")[2]] += count
         return Speed(
             operation=series.do,
             size=series.size,
@@ -178,7 +175,7 @@ class LibraryValidation:
             crossing=dict(measured.crossing),
             least=round(max(wires.least(placed).values(), default=0.0)),
             uncertainty_s=bound.median_uncertainty_s(measured.times_s, by_s),
-            pattern=wires.diagnose_algorithm(placed, toward, routes(bench.topology)),
+            pattern=wires.diagnose_algorithm(placed, wires.toward_sites(measured.crossing), routes(bench.topology)),
         )
 
     def _faults(self, session: Session) -> None:

@@ -67,4 +67,4 @@ def _used(topology: Topology) -> set[str] | None:
     paths = [routing.path(topology, here, there) for here, there in itertools.permutations(sites, 2)]
     if not paths or any(path is None for path in paths):
         return None
-    return {direction.partition(":")[0] for path in paths for hop in path or () for direction in hop}
+    return {direction.link for path in paths for hop in path or () for direction in hop}

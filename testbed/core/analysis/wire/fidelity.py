@@ -21,6 +21,7 @@ from itertools import pairwise
 from testbed.core.analysis.noise.host_noise import UNWATCHED, StallLog
 from testbed.core.intervals import Intervals
 from testbed.core.records.samples import FiberSample
+from testbed.core.topology.direction import link_of
 
 __all__ = ["MEDIAN_LIMIT_S", "OWN_DROPS", "P99_LIMIT_S", "DirectionFidelity", "quantile", "under_load"]
 
@@ -125,7 +126,7 @@ def under_load(
         tracks.setdefault(sample.direction, []).append(sample)
     shadows = Intervals.union((stall.began_t, stall.ended_t + stall.length_s) for stall in noise.stalls)
     return tuple(
-        _direction(name, _around(track, began_t, ended_t), shadows, (rates_bps or {}).get(name.partition(":")[0]))
+        _direction(name, _around(track, began_t, ended_t), shadows, (rates_bps or {}).get(link_of(name)))
         for name, track in sorted(tracks.items())
         if track
     )

@@ -24,6 +24,7 @@ from testbed.core.analysis.wire.wire_loads import Exchanges, WireLoad, attempt_l
 from testbed.core.json_form import Keywords
 from testbed.core.records.rank_log import JobRecord, RankLog
 from testbed.core.records.samples import FiberSample
+from testbed.core.topology.direction import link_of
 from testbed.core.topology.model import Topology
 from testbed.core.training.twin import Twin
 
@@ -178,7 +179,7 @@ def _cut(
         if track[0].toward != toward:
             continue
         moved = _increase(track)
-        frame = mtu.get(direction.partition(":")[0], 1500) + 14
+        frame = mtu.get(link_of(direction), 1500) + 14
         wire += moved
         payload += moved * (frame - HEADERS) / frame
     expected = sum(count for load in loads for (_, there), count in load.moved.items() if there == toward)

@@ -32,6 +32,7 @@ from testbed.core.plan import routing
 from testbed.core.plan.addressing import Addressing
 from testbed.core.records.rank_log import JobRecord, RankLog
 from testbed.core.records.samples import FiberSample
+from testbed.core.topology.direction import link_of
 from testbed.core.topology.model import Topology
 from testbed.core.training.twin import Twin
 
@@ -234,7 +235,7 @@ def _direction(
     payload = dropped = retransmitted = listed = 0.0
     for track_number, track in enumerate(tracks):
         for first, last, steps, loads in _stretches(track, attempts, faults):
-            frame = mtu.get(first.direction.partition(":")[0], 1500) + 14
+            frame = mtu.get(link_of(first.direction), 1500) + 14
             payload += _payload(first, last, frame)
             dropped += (frame - HEADERS) * sum(
                 max(0, count - first.drops.get(cause, 0)) for cause, count in last.drops.items() if cause != "down"

@@ -22,6 +22,7 @@ from testbed.core.report.figures.plotly_figure import (
     told_apart,
     trace_mode,
 )
+from testbed.core.topology.direction import link_of
 from testbed.core.units import parse_rate_bps
 
 __all__ = ["lateness", "throughput"]
@@ -38,7 +39,7 @@ def throughput(report: Report, span: TimeSpan) -> Figure | None:
         return None
     scale = report.topology.scale if report.topology else 1.0
     links, left_out = _chosen(report, shown)
-    shown = [series for series in shown if _link(series.direction) in links]
+    shown = [series for series in shown if link_of(series.direction) in links]
     lines: list[Json] = [
         {
             "type": "scatter",
@@ -79,15 +80,11 @@ def throughput(report: Report, span: TimeSpan) -> Figure | None:
     )
 
 
-def _link(direction: str) -> str:
-    return direction.partition(":")[0]
-
-
 def _chosen(report: Report, shown: Sequence[FiberSeries]) -> tuple[frozenset[str], int]:
     """Return the names of the links to draw, and how many are left out."""
     moved: dict[str, float] = {}
     for series in shown:
-        moved[_link(series.direction)] = moved.get(_link(series.direction), 0.0) + sum(series.bps)
+        moved[link_of(series.direction)] = moved.get(link_of(series.direction), 0.0) + sum(series.bps)
     touched = {name for fault in report.faults for name in fault.links}
     order = sorted(moved, key=lambda name: (name not in touched, -moved[name]))
     return frozenset(order[:_MOST_LINKS]), len(order[_MOST_LINKS:])
@@ -164,7 +161,7 @@ def _changed_rates(report: Report, own: Mapping[str, float]) -> Mapping[str, Seq
     windows: dict[str, list[tuple[float, float]]] = {}
     texts: dict[str, str] = {}
     for stretch in report.in_force:
-        link = _link(stretch.direction)
+        link = link_of(stretch.direction)
         rates = [value.last for value in stretch.values if value.key == "rate"]
         if not rates or link not in own or texts.setdefault(link, stretch.direction) != stretch.direction:
             continue
@@ -183,7 +180,7 @@ def _changed_rates(report: Report, own: Mapping[str, float]) -> Mapping[str, Seq
 
 def _links(directions: Sequence[str]) -> list[tuple[str, str, bool]]:
     """Return the name of each direction, its link's color, and whether it is not the first of its link."""
-    links = [_link(direction) for direction in directions]
+    links = [link_of(direction) for direction in directions]
     order = list(dict.fromkeys(links))
     return [
         (name, CYCLE[order.index(link) % len(CYCLE)], link in links[:index])
@@ -195,8 +192,9 @@ def lateness(report: Report) -> Figure | None:
     measured = [direction for direction in report.fidelity if sum(direction.counts) > 0]
     if not measured or any(load.bounds_s != measured[0].bounds_s for load in measured):
         return None
-    links = list(dict.fromkeys(_link(load.direction) for load in sorted(measured, key=lambda load: -sum(load.counts))))
-    shown = [load for load in measured if _link(load.direction) in links[:_MOST_LINKS]]
+    busiest_first = sorted(measured, key=lambda load: -sum(load.counts))
+    links = list(dict.fromkeys(link_of(load.direction) for load in busiest_first))
+    shown = [load for load in measured if link_of(load.direction) in links[:_MOST_LINKS]]
     used = 1 + max(index for load in shown for index, count in enumerate(load.counts) if count > 0)
     labels = [f"≤ {formats.duration(bound)}" for bound in shown[0].bounds_s] + ["later"]
     bars: list[Json] = [

@@ -17,6 +17,7 @@ from testbed.core.certification.certificate import Certificate
 from testbed.core.json_form import Keywords
 from testbed.core.records.samples import HostSample
 from testbed.core.report import formats
+from testbed.core.topology.direction import link_of
 
 __all__ = ["NOISY_HOST", "NOT_MEASURABLE", "Fidelity", "Machine", "certified", "direction", "machine", "under_load"]
 
@@ -182,24 +183,20 @@ def _listed(reasons: Sequence[Fidelity], every: Sequence[Fidelity]) -> str:
     """Return each reason once, after its directions: ``on north and south, both ways: …; on east:b: …``."""
     ways: dict[str, set[str]] = {}
     for measured in every:
-        ways.setdefault(_link(measured), set()).add(measured.direction)
+        ways.setdefault(link_of(measured.direction), set()).add(measured.direction)
     by_why: dict[str, list[Fidelity]] = {}
     for measured in reasons:
         by_why.setdefault(measured.why, []).append(measured)
     parts = []
     for why, those in by_why.items():
-        struck = {measured.direction for measured in those}
-        whole = [link for link in dict.fromkeys(_link(measured) for measured in those) if len(ways[link]) > 1]
-        whole = [link for link in whole if ways[link] <= struck]
-        single = [measured.direction for measured in those if _link(measured) not in whole]
+        struck = [measured.direction for measured in those]
+        links = dict.fromkeys(map(link_of, struck))
+        whole = [link for link in links if len(ways[link]) > 1 and ways[link] <= {*struck}]
+        single = [direction for direction in struck if link_of(direction) not in whole]
         places = [f"{formats.listed(whole)}, both ways"] if whole else []
         places += [formats.listed(single)] if single else []
         parts.append(f"on {', and on '.join(places)}: {why}")
     return "; ".join(parts)
-
-
-def _link(measured: Fidelity) -> str:
-    return measured.direction.partition(":")[0]
 
 
 def _remedy(host: Machine) -> str:

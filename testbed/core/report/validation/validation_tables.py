@@ -15,6 +15,7 @@ from testbed.core.report.validation.validation_matrix import STATES, times, too_
 from testbed.core.units import format_number
 from testbed.core.validation.baseline import BaselineComparison
 from testbed.core.validation.result import CaseResult, Cell, LibraryResult, Speed, Validation
+from testbed.core.validation.traffic import toward_sites
 
 __all__ = [
     "CHANGES_HEAD",
@@ -210,10 +211,7 @@ def wire_rows(speeds: Iterable[Speed]) -> Iterator[Text]:
 
 def _most(crossing: Mapping[str, int]) -> int:
     """Return the bytes toward the site that received most, over all links; a direction is ``link:site``."""
-    toward: Counter[str] = Counter()
-    for direction, count in crossing.items():
-        toward[direction.rpartition(":")[2]] += count
-    return max(toward.values(), default=0)
+    return max(toward_sites(crossing).values(), default=0)
 
 
 def fault_facts(cell: Cell) -> Text:
